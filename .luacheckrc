@@ -1,0 +1,9 @@
+std = "luajit"
+max_line_length = 120
+self = false
+exclude_files = { "build/", ".tidemill/" }
+
+files["spec/"] = { std = "+busted" }
+files["spec/support/"] = { std = "luajit" }
+files["lua/tidemill/_meta/"] = { ignore = { "2.." } }
+files[".busted"] = { std = "luajit" }

@@ -1,0 +1,76 @@
+-- Checks of what a handler passes to the library. Each returns nothing when the value is good, and
+-- otherwise what is wrong with it as text, for the caller to put the function's and the argument's
+-- name before.
+--
+-- Pure Lua.
+
+local argument = {}
+
+-- The longest wait or delay that can be asked for: a leap year.
+argument.MAX_SECS = 366 * 86400
+
+-- A value as an error shows it.
+function argument.show(value)
+  local kind = type(value)
+  if kind == "nil" then
+    return "nothing"
+  elseif kind == "string" then
+    return #value <= 40 and ("%q"):format(value) or ("%q…"):format(value:sub(1, 40))
+  elseif kind == "number" or kind == "boolean" then
+    return tostring(value)
+  end
+  return "a " .. kind
+end
+
+local function expected(what, value)
+  return ("expected %s, found %s"):format(what, argument.show(value))
+end
+
+function argument.number(value, low, high, what)
+  -- The comparison fails for NaN.
+  if type(value) ~= "number" or not (value >= low and value <= high) then
+    return expected(("%s from %d to %d"):format(what or "a number", low, high), value)
+  end
+end
+
+function argument.integer(value, low, high)
+  local wrong = argument.number(value, low, high, "a whole number")
+  if not wrong and value % 1 ~= 0 then
+    return expected(("a whole number from %d to %d"):format(low, high), value)
+  end
+  return wrong
+end
+
+function argument.secs(value)
+  return argument.number(value, 0, argument.MAX_SECS, "seconds")
+end
+
+function argument.text(value)
+  if type(value) ~= "string" or value == "" then
+    return expected("a text", value)
+  end
+end
+
+function argument.optional_text(value)
+  if value ~= nil and type(value) ~= "string" then
+    return expected("a text or nothing", value)
+  end
+end
+
+function argument.optional_table(value)
+  if value ~= nil and type(value) ~= "table" then
+    return expected("a table or nothing", value)
+  end
+end
+
+-- One of a few words.
+function argument.word(value, words)
+  for _, word in ipairs(words) do
+    if value == word then
+      return
+    end
+  end
+  return expected('"' .. table.concat(words, '" or "') .. '"', value)
+end
+
+return argument

@@ -1,0 +1,77 @@
+-- Errors as text: whatever a handler raises becomes something a person can read, and nothing it can
+-- raise breaks the rendering.
+--
+-- Executor process. Knows nothing of deliveries.
+
+local host = require "tidemill.host"
+
+local pcall, rawget, tostring, type = pcall, rawget, tostring, type
+local getmetatable, traceback = debug.getmetatable, debug.traceback
+
+-- The longest JSON shown of a table that was raised.
+local TABLE_BYTES = 1000
+
+local render = {}
+
+local function of_table(value)
+  local ok, json = pcall(host.encode, value, "error")
+  if not ok or not json then
+    return "the error is a table"
+  end
+  if #json > TABLE_BYTES then
+    json = json:sub(1, TABLE_BYTES) .. "…"
+  end
+  return "the error is a table: " .. json
+end
+
+-- Any value as text.
+function render.value(value)
+  local kind = type(value)
+  if kind == "string" then
+    return value
+  elseif kind == "number" then
+    return tostring(value)
+  elseif kind == "table" or kind == "userdata" then
+    local metatable = getmetatable(value)
+    if type(metatable) == "table" and rawget(metatable, "__tostring") ~= nil then
+      local ok, text = pcall(tostring, value)
+      if ok and type(text) == "string" then
+        return text
+      end
+      return ("the error is a %s whose __tostring fails"):format(kind)
+    end
+    if kind == "table" then
+      return of_table(value)
+    end
+  elseif kind == "cdata" then
+    local ok, text = pcall(tostring, value)
+    if ok and type(text) == "string" then
+      return text
+    end
+  elseif kind == "nil" then
+    return "the error is nil"
+  elseif kind == "boolean" then
+    return "the error is " .. tostring(value)
+  end
+  return "the error is a " .. kind
+end
+
+-- What runs a delivery is of no interest to whoever reads a handler's traceback, nor is a position
+-- inside of it that a tail call left as the place of an error.
+local function without_internals(text)
+  text = text:gsub("^tidemill[%w.]*:%d+: ", "")
+  text = text:gsub("\n\ttidemill%.task:%d+: in function <[^\n]*\n\t%[C%]: in function 'xpcall'\n.*$", "")
+  return text
+end
+
+-- The message handler of a delivery: the error with the traceback of its place.
+function render.raised(value)
+  return without_internals(traceback(render.value(value), 2))
+end
+
+-- `text` with the traceback of a suspended coroutine.
+function render.waiting(co, text)
+  return without_internals(traceback(co, text))
+end
+
+return render

@@ -1,0 +1,112 @@
+-- One delivery: the context a handler gets, and the function that each coroutine runs.
+--
+-- Executor process; src/executor/task.c is the other half. A context is valid as long as its
+-- delivery runs.
+
+local host = require "tidemill.host"
+local argument = require "tidemill.argument"
+local await = require "tidemill.await"
+local log = require "tidemill.log"
+local publication = require "tidemill.publication"
+local render = require "tidemill.render"
+
+local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
+local take = host.take
+local raised = render.raised
+
+local INFO = 1
+
+local Context = {}
+Context.__index = Context
+
+-- Why `self` cannot be used in a method called `name`, or nothing.
+local function misuse(self, name)
+  if type(self) ~= "table" or getmetatable(self) ~= Context then
+    return ("call it with a colon, ctx:%s(…)"):format(name)
+  end
+  if not host.owns(self.message_id) then
+    return "this ctx belongs to a delivery that is not running"
+  end
+end
+
+-- Raises at the line of the handler that called the method; a tail call would lose that line.
+local function refuse(name, wrong)
+  error(("ctx:%s: %s"):format(name, wrong), 3)
+end
+
+-- End the delivery: as a failed attempt, after `secs` instead of the backoff.
+function Context:retry(secs, why)
+  local wrong = misuse(self, "retry") or argument.secs(secs) or argument.optional_text(why)
+  refuse("retry", wrong or await.finish("retry", secs, why))
+end
+
+-- End the delivery: again after `secs`, the attempt not counted.
+function Context:snooze(secs)
+  local wrong = misuse(self, "snooze") or argument.secs(secs)
+  refuse("snooze", wrong or await.finish("snooze", secs))
+end
+
+-- End the delivery: the message needs no more work.
+function Context:discard(why)
+  local wrong = misuse(self, "discard") or argument.optional_text(why)
+  refuse("discard", wrong or await.finish("discard", 0, why))
+end
+
+-- Publish a message in the transaction of this one's `done`; dropped when this attempt fails.
+function Context:publish(topic, payload, options)
+  local wrong = misuse(self, "publish")
+  local item
+  if not wrong then
+    item, wrong = publication.encode(nil, topic, payload, options, {
+      published_by = self.published_by ~= "" and self.published_by or nil,
+      headers = self.headers,
+    })
+  end
+  wrong = wrong or host.gather(item)
+  if wrong then
+    refuse("publish", wrong)
+  end
+end
+
+-- A line in the log that names this message.
+function Context:log(text, fields)
+  local wrong = misuse(self, "log") or log.write(INFO, text, fields)
+  if wrong then
+    refuse("log", wrong)
+  end
+end
+
+local function deliver(lane)
+  local message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw, payload, headers = take()
+  local ctx = setmetatable({
+    event = "message",
+    topic = lane.topic,
+    message_id = message_id,
+    subscriber = lane.subscriber,
+    attempts = attempts,
+    principal_id = published_by,
+    published_by = published_by,
+    max_attempts = max_attempts,
+    priority = priority,
+    created_at = created_at,
+    headers = headers,
+    deadline = deadline,
+    generation = lane.generation,
+    app = lane.app,
+    raw = raw,
+  }, Context)
+  lane.handler(payload, ctx)
+end
+
+local task = {}
+
+-- What a coroutine runs for each delivery. Returns nothing when the handler returned, and otherwise
+-- the error as text.
+function task.main(lane)
+  local ok, text = xpcall(deliver, raised, lane)
+  if not ok then
+    return text
+  end
+end
+
+return task

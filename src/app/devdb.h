@@ -1,0 +1,30 @@
+/*
+ * The private Postgres of `tidemill dev`: made, started, found again and stopped.
+ *
+ * Blocking; runtime process, before and after its loop turns. Knows nothing of queues.
+ */
+#pragma once
+
+#include "core/err.h"
+
+struct mill_devdb;
+
+/*
+ * Make sure a private server for the app in folder `dir` runs, creating it in `dir/.tidemill` when
+ * it is not there yet. A server left running by a killed `dev` is taken over; stale files are
+ * recovered. A second `dev` in the folder is refused (MILL_ERR_USAGE).
+ */
+int mill_devdb_open(const char *dir, struct mill_devdb **devdb, struct mill_err *err);
+
+/* Its conninfo, and where its data lies, for people. Valid until close. */
+const char *mill_devdb_dsn(const struct mill_devdb *devdb);
+const char *mill_devdb_folder(const struct mill_devdb *devdb);
+
+/* Stop the server (waits until it has ended) and free. */
+void mill_devdb_close(struct mill_devdb *devdb);
+
+/*
+ * The conninfo of a private server that runs for `dir`, a new string for the caller to free, or
+ * NULL when none does.
+ */
+char *mill_devdb_find(const char *dir);

@@ -1,0 +1,48 @@
+/*
+ * The runtime: everything that turns rows into handler calls, wired together.
+ *
+ * Runtime process only; never runs Lua. Takes no signals and owns no loop, so that a program can
+ * embed it: the caller turns the loop and says when to stop.
+ */
+#pragma once
+
+#include <uv.h>
+
+#include "core/config.h"
+#include "core/err.h"
+
+struct mill_runtime;
+
+struct mill_runtime_options {
+	uv_loop_t *loop;
+	const char *config_path; /* of config.lua, for the executors */
+	const char *database;    /* overrides the manifest's; NULL: as the manifest says */
+	const char *only; /* "TOPIC" or "TOPIC/SUBSCRIBER": claim for these lanes alone; or NULL */
+	const struct mill_manifest *manifest; /* as loaded from config_path; copied */
+
+	/* Executors loaded, database reached, lanes registered: called once, on the loop. */
+	void (*on_ready)(void *context);
+	/*
+	 * The end, called exactly once after a successful start. Exit codes: 0 an orderly stop, 1 a
+	 * failure (`err` says which), 2 a handler that does not load, 3 a hasty stop.
+	 */
+	void (*on_stopped)(int exit_code, const struct mill_err *err, void *context);
+	void *context;
+};
+
+/*
+ * Start. 0: on_stopped will be called, later, once; −1: `err` says why, nothing is left behind.
+ * The database need not be there yet: the runtime goes on trying.
+ */
+int mill_runtime_start(const struct mill_runtime_options *options, struct mill_runtime **runtime,
+                       struct mill_err *err);
+
+/*
+ * Orderly stop: claims no more, gives back what has not started, waits up to shutdown_secs for
+ * running handlers, then stops those too. A second call stops now: gives back what it can within
+ * two seconds. May be called at any time between start and on_stopped.
+ */
+void mill_runtime_stop(struct mill_runtime *runtime);
+
+/* Free the memory; after on_stopped only. */
+void mill_runtime_free(struct mill_runtime *runtime);

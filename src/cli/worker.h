@@ -1,0 +1,37 @@
+/*
+ * The worker as a foreground program: `run` and `dev` are this, with something around it.
+ *
+ * Brings the database up to date, trying for as long as it takes, turns the loop with a runtime on
+ * it, and translates signals: the first SIGINT or SIGTERM stops in order, the second in haste, SIGHUP
+ * does nothing. Knows nothing of where the database comes from.
+ */
+#pragma once
+
+#include "cli/cli.h"
+
+struct mill_worker;
+
+struct mill_worker_options {
+	struct mill_cli *cli;
+	const struct mill_manifest *manifest;
+	const char *dsn;  /* NULL: PG* variables */
+	const char *only; /* as in mill_runtime_options */
+	/* Stop when the terminal is gone, too: nobody could press Ctrl-C any more. */
+	bool ends_with_terminal;
+	/* The runtime is ready and has said so in the log. May be NULL. */
+	void (*on_ready)(struct mill_worker *worker, void *context);
+	void *context;
+};
+
+/*
+ * Run to the end. SIGINT and SIGTERM must be held back (mill_signals_hold); they are let through
+ * once their handlers stand. Errors have been told. Returns the exit code.
+ */
+int mill_worker_run(const struct mill_worker_options *options);
+
+/*
+ * Do something that blocks in a thread of its own; `done` comes on the loop, unless the worker ends
+ * before. `job` must stay until then, or for ever when it does not come.
+ */
+void mill_worker_background(struct mill_worker *worker, void (*work)(void *job),
+			    void (*done)(void *job), void *job);

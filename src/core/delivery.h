@@ -1,0 +1,79 @@
+/*
+ * A delivery: one claimed message on its way through the runtime.
+ *
+ *     CLAIMED ──► SENT ──► FINISHED ──► (the database said yes) ──► freed
+ *        │          │          ▲
+ *        └──────────┴──────────┘  given back: an outcome like any other
+ *
+ * A delivery is on exactly one list, and that list is its state; mill_delivery_move is the one
+ * place that changes it. Runtime process.
+ */
+#pragma once
+
+#include "core/config.h"
+#include "core/list.h"
+#include "core/message.h"
+
+enum mill_delivery_state {
+	MILL_DELIVERY_NEW,      /* on no list yet */
+	MILL_DELIVERY_CLAIMED,  /* waits in dispatch for an executor */
+	MILL_DELIVERY_SENT,     /* an executor has it */
+	MILL_DELIVERY_FINISHED, /* its outcome waits in settle for the database */
+};
+
+/* What the ledger is told about a delivery that ended. */
+enum mill_settlement {
+	MILL_SETTLE_DONE,
+	MILL_SETTLE_PENDING, /* again, after delay_secs */
+	MILL_SETTLE_FAILED,  /* the dead letter */
+	MILL_SETTLE_DISCARDED,
+};
+
+/* A subscription as the runtime works with it. */
+struct mill_lane {
+	size_t index;   /* in the manifest */
+	int32_t number; /* the ledger's lane, stamped on its rows */
+	const struct mill_manifest_lane *spec;
+	size_t running; /* deliveries of this lane, from the claim to the settlement */
+	bool unclaimed; /* declared, but not served here (run --only) */
+};
+
+struct mill_delivery {
+	struct mill_link_node node;
+	enum mill_delivery_state state;
+	uint64_t ticket;
+	struct mill_lane *lane;
+	uint8_t id[16];
+	uint64_t claim; /* the number of the claim that took it: with the worker's id, its fence */
+	uint32_t attempts, max_attempts;
+	uint32_t crashes;
+	struct mill_buffer frame; /* the DELIVER frame, until it is sent */
+
+	/* FINISHED: */
+	enum mill_settlement settlement;
+	double delay_secs;
+	bool refund;        /* the attempt is not counted */
+	bool crashed;       /* its executor died while it waited */
+	char *error;        /* NULL: the row keeps what it has */
+	char *publications; /* JSON array for publish_many, or NULL */
+	unsigned refusals;  /* how often the database refused this settlement */
+};
+
+struct mill_delivery *mill_delivery_new(void);
+/* Only off every list. */
+void mill_delivery_free(struct mill_delivery *delivery);
+
+/* Move a delivery to the list of another state. `from` NULL: it is new; `to` NULL: it is over. */
+void mill_delivery_move(struct mill_delivery *delivery, struct mill_list *from,
+                        struct mill_list *to, enum mill_delivery_state state);
+
+/*
+ * Decide what an outcome means for the ledger: done, again after a backoff, or the dead letter.
+ * Copies the texts (cleaned and cut), fills the FINISHED part. `random` in [0, 1) is for the
+ * jitter.
+ */
+void mill_delivery_conclude(struct mill_delivery *delivery, const struct mill_outcome *outcome,
+                            double random);
+
+/* The message's id as text, into 37 bytes. */
+void mill_delivery_id_text(const struct mill_delivery *delivery, char text[37]);

@@ -1,0 +1,174 @@
+/* Structured log lines: see log.h. */
+#include "core/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/frame.h"
+
+static const char *const level_names[] = { "debug", "info", "warn", "error" };
+
+/* Set once at start, before anything runs beside; `lost` alone changes later. */
+static enum mill_log_level threshold = MILL_LOG_INFO;
+static enum mill_log_format line_format = MILL_LOG_TEXT;
+static int output = STDERR_FILENO;
+static uint64_t lost;
+
+/*
+ * A pipe nobody reads must not stop the work. O_NONBLOCK on the inherited descriptor would change
+ * it for whoever else holds it, so a pipe is opened once more for ourselves.
+ */
+static int open_output(void)
+{
+	struct stat status;
+	if (fstat(STDERR_FILENO, &status) != 0 || !S_ISFIFO(status.st_mode))
+		return STDERR_FILENO;
+	int fd = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+	return fd < 0 ? STDERR_FILENO : fd;
+}
+
+void mill_log_setup(enum mill_log_level level, enum mill_log_format format)
+{
+	threshold = level;
+	line_format = format;
+	if (output == STDERR_FILENO)
+		output = open_output();
+}
+
+enum mill_log_level mill_log_threshold(void)
+{
+	return threshold;
+}
+
+enum mill_log_format mill_log_current_format(void)
+{
+	return line_format;
+}
+
+bool mill_log_gate(struct mill_log_gate *gate, unsigned every_secs, uint64_t *skipped)
+{
+	uint64_t now = mill_clock_ns();
+	if (gate->opened_ns != 0 && now - gate->opened_ns < (uint64_t)every_secs * 1000000000u) {
+		gate->held_back++;
+		return false;
+	}
+	gate->opened_ns = now;
+	*skipped = gate->held_back;
+	gate->held_back = 0;
+	return true;
+}
+
+/* The escapes that JSON asks for; they serve the quoted text form as well. */
+static void append_escaped(struct mill_buffer *line, const char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = (unsigned char)text[i];
+		const char *named = c == '"'    ? "\\\""
+		                    : c == '\\' ? "\\\\"
+		                    : c == '\n' ? "\\n"
+		                    : c == '\t' ? "\\t"
+		                    : c == '\r' ? "\\r"
+		                                : NULL;
+		if (named != NULL) {
+			mill_buffer_bytes(line, named, 2);
+		} else if (c < 0x20 || c == 0x7F) {
+			char code[7];
+			snprintf(code, sizeof(code), "\\u%04x", c);
+			mill_buffer_bytes(line, code, 6);
+		} else {
+			mill_buffer_bytes(line, text + i, 1);
+		}
+	}
+}
+
+static bool needs_quotes(const char *text, size_t len)
+{
+	if (len == 0)
+		return true;
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = (unsigned char)text[i];
+		if (c <= ' ' || c == '"' || c == '=' || c == '\\' || c == 0x7F)
+			return true;
+	}
+	return false;
+}
+
+static void append_field(struct mill_buffer *line, const struct mill_field *field)
+{
+	char digits[40];
+	const char *text = digits;
+	size_t len = 0;
+	if (field->kind == MILL_FIELD_INT) {
+		len = (size_t)snprintf(digits, sizeof(digits), "%lld", (long long)field->integer);
+	} else if (field->kind == MILL_FIELD_NUMBER) {
+		double number = isfinite(field->number) ? field->number : 0;
+		len = (size_t)snprintf(digits, sizeof(digits), "%.6g", number);
+	} else {
+		if (field->text == NULL)
+			return;
+		text = field->text;
+		len = field->text_len == SIZE_MAX ? strlen(text) : field->text_len;
+	}
+	bool json = line_format == MILL_LOG_JSON;
+	bool quoted = field->kind == MILL_FIELD_TEXT && (json || needs_quotes(text, len));
+	mill_buffer_text(line, json ? ",\"" : " ");
+	mill_buffer_text(line, field->name);
+	mill_buffer_text(line, json ? "\":" : "=");
+	if (quoted)
+		mill_buffer_text(line, "\"");
+	if (field->kind == MILL_FIELD_TEXT)
+		append_escaped(line, text, len);
+	else
+		mill_buffer_bytes(line, text, len);
+	if (quoted)
+		mill_buffer_text(line, "\"");
+}
+
+/* One write per line, so that lines of several processes do not mix; never waits for a reader. */
+static void write_line(const struct mill_buffer *line)
+{
+	struct pollfd ready = { .fd = output, .events = POLLOUT };
+	if (poll(&ready, 1, 0) == 0) {
+		lost++;
+		return;
+	}
+	ssize_t written;
+	do {
+		written = write(output, line->data, line->len);
+	} while (written < 0 && errno == EINTR);
+	if (written < 0)
+		lost++;
+}
+
+void mill_log_write(enum mill_log_level level, const char *event, const struct mill_field *fields)
+{
+	if (level < threshold)
+		return;
+	char time[25];
+	mill_clock_text(time);
+	struct mill_buffer line = { 0 };
+	bool json = line_format == MILL_LOG_JSON;
+	mill_buffer_text(&line, json ? "{\"time\":\"" : "time=");
+	mill_buffer_text(&line, time);
+	mill_buffer_text(&line, json ? "\",\"level\":\"" : " level=");
+	mill_buffer_text(&line, level_names[level]);
+	mill_buffer_text(&line, json ? "\",\"event\":\"" : " event=");
+	mill_buffer_text(&line, event);
+	if (json)
+		mill_buffer_text(&line, "\"");
+	for (const struct mill_field *field = fields; field->kind != MILL_FIELD_END; field++)
+		append_field(&line, field);
+	if (lost > 0) {
+		append_field(&line, &MILL_INT("lines_lost", lost));
+		lost = 0;
+	}
+	mill_buffer_text(&line, json ? "}\n" : "\n");
+	write_line(&line);
+	mill_buffer_free(&line);
+}

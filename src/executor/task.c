@@ -1,0 +1,581 @@
+/* One coroutine, one delivery: see task.h. */
+#include "executor/task.h"
+
+#include <lauxlib.h>
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "core/clock.h"
+#include "core/policy.h"
+#include "core/uuid.h"
+#include "executor/json.h"
+
+#define ERROR_TEXT_MAX	 (16 * 1024)	    /* bytes of an outcome's error; the ledger keeps fewer */
+#define PUBLICATIONS_MAX (64 * 1024 * 1024) /* bytes of all that one delivery publishes when done */
+#define DELAY_MAX_SECS	 (366.0 * 86400)
+
+struct mill_task {
+	struct mill_link_node node; /* on tasks->running or tasks->idle */
+	struct mill_tasks *tasks;
+	lua_State *co; /* NULL: the last one cannot be used again */
+	int co_ref;
+	uv_timer_t limit; /* runs from the first wait to the end */
+	struct mill_wait wait;
+
+	/* The delivery. */
+	uint64_t ticket;
+	const struct mill_manifest_lane *lane;
+	const struct mill_deliver *starting; /* until the coroutine has taken it */
+	uint64_t deadline_ns;
+	char message_id[37];
+	struct mill_vm_speaker speaker;
+	struct mill_buffer published_by;
+	struct mill_buffer publications; /* `[item,item` */
+};
+
+/* ---- texts of a delivery ---------------------------------------------------------------------- */
+
+/* `2026-01-31T23:59:59.123456Z` into `text`. */
+static void write_created_at(struct mill_tasks *tasks, int64_t created_at, char *text, size_t size)
+{
+	int64_t second = created_at / 1000000, rest = created_at % 1000000;
+	if (rest < 0) {
+		second -= 1;
+		rest += 1000000;
+	}
+	if (tasks->second_text[0] == '\0' || tasks->second != second) {
+		time_t at = (time_t)second;
+		struct tm utc;
+		if (gmtime_r(&at, &utc) == NULL ||
+		    strftime(tasks->second_text, sizeof(tasks->second_text), "%Y-%m-%dT%H:%M:%S", &utc) == 0)
+			snprintf(tasks->second_text, sizeof(tasks->second_text), "9999-12-31T23:59:59");
+		tasks->second = second;
+	}
+	snprintf(text, size, "%s.%06dZ", tasks->second_text, (int)rest);
+}
+
+static double wall_clock_secs(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* ---- tidemill.host: what the modules ask about the delivery that runs ------------------------- */
+
+static struct mill_tasks *tasks_of(lua_State *L)
+{
+	return lua_touserdata(L, lua_upvalueindex(1));
+}
+
+static struct mill_task *current_of(lua_State *L)
+{
+	struct mill_task *task = tasks_of(L)->current;
+	if (task == NULL)
+		luaL_error(L, "no handler runs");
+	return task;
+}
+
+/* running() → whether a handler runs */
+static int l_running(lua_State *L)
+{
+	lua_pushboolean(L, tasks_of(L)->current != NULL);
+	return 1;
+}
+
+/* owns(message_id) → whether that message is the one that runs */
+static int l_owns(lua_State *L)
+{
+	const struct mill_task *task = tasks_of(L)->current;
+	const char *message_id = lua_tostring(L, 1);
+	lua_pushboolean(L, task && message_id && strcmp(task->message_id, message_id) == 0);
+	return 1;
+}
+
+static void push_span(lua_State *L, struct mill_span span)
+{
+	lua_pushlstring(L, span.data ? span.data : "", span.len);
+}
+
+static void push_json(lua_State *L, struct mill_span text, const char *what)
+{
+	struct mill_err err = MILL_ERR_INIT;
+	if (mill_json_decode(L, text.data, text.len, &err) != 0)
+		luaL_error(L, "the %s cannot be read: %s", what, err.message);
+}
+
+/*
+ * take() → message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw,
+ * payload, headers: the delivery that starts. The frame it came in is gone after the first wait.
+ */
+static int l_take(lua_State *L)
+{
+	struct mill_task *task = current_of(L);
+	const struct mill_deliver *deliver = task->starting;
+	if (deliver == NULL)
+		return luaL_error(L, "no delivery starts");
+	task->starting = NULL;
+	char created_at[64];
+	write_created_at(task->tasks, deliver->created_at, created_at, sizeof(created_at));
+	luaL_checkstack(L, 10, "a delivery");
+	lua_pushlstring(L, task->message_id, sizeof(task->message_id) - 1);
+	lua_pushnumber(L, deliver->attempts);
+	lua_pushnumber(L, deliver->max_attempts);
+	lua_pushinteger(L, deliver->priority);
+	lua_pushstring(L, created_at);
+	push_span(L, deliver->published_by);
+	lua_pushnumber(L, wall_clock_secs() + task->lane->options.timeout_secs);
+	push_span(L, deliver->payload);
+	push_json(L, deliver->payload, "payload");
+	if (deliver->headers.data != NULL)
+		push_json(L, deliver->headers, "headers");
+	else
+		lua_pushnil(L);
+	return 10;
+}
+
+/* outcome() → the result of the wait that has just ended, or nil and why it failed */
+static int l_outcome(lua_State *L)
+{
+	struct mill_wait *wait = &current_of(L)->wait;
+	if (wait->failed) {
+		lua_pushnil(L);
+		push_span(L, wait->reply);
+		return 2;
+	}
+	if (wait->ended == NULL)
+		return luaL_error(L, "nothing was waited for");
+	return wait->ended->result(wait, L);
+}
+
+/* gather(json): publish it together with this message's `done`. Returns nothing, or what is wrong */
+static int l_gather(lua_State *L)
+{
+	struct mill_buffer *gathered = &current_of(L)->publications;
+	size_t len;
+	const char *json = luaL_checklstring(L, 1, &len);
+	if (gathered->len + len > PUBLICATIONS_MAX) {
+		lua_pushfstring(L, "one delivery cannot publish more than %d bytes", PUBLICATIONS_MAX);
+		return 1;
+	}
+	mill_buffer_text(gathered, gathered->len == 0 ? "[" : ",");
+	mill_buffer_bytes(gathered, json, len);
+	return 0;
+}
+
+static const luaL_Reg host_functions[] = {
+	{ "running", l_running },
+	{ "owns", l_owns },
+	{ "take", l_take },
+	{ "outcome", l_outcome },
+	{ "gather", l_gather },
+	{ NULL, NULL },
+};
+
+/* ---- the end of a delivery -------------------------------------------------------------------- */
+
+/* A coroutine that is suspended or died of an error cannot run another delivery. */
+static void discard_coroutine(struct mill_task *task)
+{
+	luaL_unref(task->tasks->options.vm->L, LUA_REGISTRYINDEX, task->co_ref);
+	task->co_ref = LUA_NOREF;
+	task->co = NULL;
+}
+
+static struct mill_span cut_error(struct mill_span error)
+{
+	size_t len = mill_policy_boundary(error.data, error.len, ERROR_TEXT_MAX);
+	/* A text without boundaries is no UTF-8, and is cut anywhere. */
+	if (error.len > ERROR_TEXT_MAX && len + 4 < ERROR_TEXT_MAX)
+		len = ERROR_TEXT_MAX;
+	return (struct mill_span){ error.data, len };
+}
+
+/* The one place where a delivery ends: its outcome goes out, its task waits for the next one. */
+static void finish(struct mill_task *task, enum mill_outcome_kind kind, double delay_secs,
+		   struct mill_span error)
+{
+	struct mill_tasks *tasks = task->tasks;
+	MILL_ASSERT(task->wait.op == NULL);
+	struct mill_outcome outcome = {
+		.ticket = task->ticket,
+		.kind = kind,
+		.delay_secs = delay_secs,
+		.error = error.data ? cut_error(error) : MILL_SPAN_NONE,
+	};
+	if (kind == MILL_OUTCOME_DONE && task->publications.len > 0) {
+		mill_buffer_text(&task->publications, "]");
+		outcome.publications =
+			(struct mill_span){ task->publications.data, task->publications.len };
+	}
+	mill_outcome_write(tasks->options.out, &outcome);
+	mill_buffer_free(&task->publications);
+	uv_timer_stop(&task->limit);
+	mill_list_remove(&tasks->running, &task->node);
+	/* To the front: what was used last is warm. */
+	mill_list_push_front(&tasks->idle, &task->node);
+}
+
+/* What the coroutine's main function returned: nothing, or the error as text. */
+static void finish_returned(struct mill_task *task)
+{
+	struct mill_span error = MILL_SPAN_NONE;
+	if (lua_gettop(task->co) > 0)
+		error.data = lua_tolstring(task->co, 1, &error.len);
+	finish(task, error.data ? MILL_OUTCOME_RAISED : MILL_OUTCOME_DONE, 0, error);
+	lua_settop(task->co, 0);
+}
+
+/* The main function itself failed: no memory, or an error while an error was rendered. */
+static void finish_died(struct mill_task *task)
+{
+	struct mill_span error = MILL_SPAN("the handler raised an error that has no text");
+	if (lua_type(task->co, -1) == LUA_TSTRING)
+		error.data = lua_tolstring(task->co, -1, &error.len);
+	finish(task, MILL_OUTCOME_RAISED, 0, error);
+	discard_coroutine(task);
+}
+
+/* ---- on the processor ------------------------------------------------------------------------- */
+
+/* Hand the processor to the handler, and tell the blame page so. Returns lua_resume's status. */
+static int resume(struct mill_task *task, int arguments)
+{
+	struct mill_tasks *tasks = task->tasks;
+	struct mill_page *page = tasks->options.page;
+	MILL_ASSERT(tasks->current == NULL);
+	uint64_t now = mill_clock_ns();
+	tasks->options.before_run(tasks->options.context, now);
+	if (task->deadline_ns == 0)
+		task->deadline_ns = now + (uint64_t)(task->lane->options.timeout_secs * 1e9);
+	atomic_store_explicit(&page->since_ns, now, memory_order_relaxed);
+	atomic_store_explicit(&page->ticket, task->ticket, memory_order_release);
+	tasks->current = task;
+	tasks->options.vm->speaker = &task->speaker;
+
+	int status = lua_resume(task->co, arguments);
+
+	tasks->options.vm->speaker = NULL;
+	tasks->current = NULL;
+	/* What they point to is valid for this one run. */
+	task->wait.ended = NULL;
+	task->wait.failed = false;
+	task->wait.reply = MILL_SPAN_NONE;
+	atomic_store_explicit(&page->ticket, 0, memory_order_release);
+	atomic_store_explicit(&page->heap_bytes, mill_vm_heap_bytes(tasks->options.vm),
+			      memory_order_relaxed);
+	return status;
+}
+
+/* ctx:retry, ctx:snooze, ctx:discard: ops that are never answered. */
+static const struct ending {
+	const char *name;
+	enum mill_outcome_kind kind;
+	const char *why; /* when the handler gives no reason */
+} endings[] = {
+	{ "retry", MILL_OUTCOME_RETRY, "the handler asked for a retry" },
+	{ "snooze", MILL_OUTCOME_SNOOZE, NULL },
+	{ "discard", MILL_OUTCOME_DISCARD, "the handler discarded the message" },
+};
+
+static const struct ending *find_ending(const char *name)
+{
+	for (size_t i = 0; i < MILL_COUNT(endings); i++)
+		if (strcmp(endings[i].name, name) == 0)
+			return &endings[i];
+	return NULL;
+}
+
+/* (wait, name, secs, why) */
+static int end_delivery(struct mill_task *task, const struct ending *ending, struct mill_err *err)
+{
+	double secs = lua_tonumber(task->co, 3);
+	if (!(secs >= 0 && secs <= DELAY_MAX_SECS))
+		return mill_err_set(err, MILL_ERR_INPUT, "%s: expected seconds from 0 to %.0f",
+				    ending->name, DELAY_MAX_SECS);
+	struct mill_span why = ending->why ? MILL_SPAN(ending->why) : MILL_SPAN_NONE;
+	if (lua_type(task->co, 4) == LUA_TSTRING)
+		why.data = lua_tolstring(task->co, 4, &why.len);
+	finish(task, ending->kind, secs, why);
+	discard_coroutine(task);
+	return 0;
+}
+
+static void start_limit(struct mill_task *task);
+static void finish_stray(struct mill_task *task);
+
+/*
+ * The handler yielded: start what it asks for. 0: it waits, or the delivery has ended; −1: what it
+ * asks for cannot be had, for the reason in `err`.
+ */
+static int on_yield(struct mill_task *task, struct mill_err *err)
+{
+	lua_State *co = task->co;
+	if (lua_gettop(co) < 2 || lua_touserdata(co, 1) != task->tasks->wait ||
+	    lua_type(co, 2) != LUA_TSTRING) {
+		finish_stray(task);
+		return 0;
+	}
+	const char *name = lua_tostring(co, 2);
+	const struct mill_op *op = mill_op_find(name);
+	const struct ending *ending = op ? NULL : find_ending(name);
+	if (ending != NULL)
+		return end_delivery(task, ending, err);
+	if (op == NULL)
+		return mill_err_set(err, MILL_ERR_INPUT, "there is no op `%s` to wait for", name);
+	if (mill_wait_start(&task->wait, op, co, 3, err) != 0)
+		return -1;
+	start_limit(task);
+	return 0;
+}
+
+/* Run until the next wait, or the end. */
+static void run(struct mill_task *task, int arguments)
+{
+	for (;;) {
+		struct mill_err err = MILL_ERR_INIT;
+		int status = resume(task, arguments);
+		if (status == 0)
+			return finish_returned(task);
+		if (status != LUA_YIELD)
+			return finish_died(task);
+		if (on_yield(task, &err) == 0)
+			return;
+		lua_settop(task->co, 0);
+		task->wait.failed = true;
+		task->wait.reply = MILL_SPAN(err.message);
+		arguments = 0;
+	}
+}
+
+static void on_wake(struct mill_wait *wait)
+{
+	struct mill_task *task = mill_container_of(wait, struct mill_task, wait);
+	lua_settop(task->co, 0);
+	run(task, 0);
+}
+
+/* ---- dropped where it stands ------------------------------------------------------------------ */
+
+/* A text and the coroutine that is suspended, for its traceback. */
+struct standing {
+	struct mill_task *task;
+	struct mill_span text;
+	struct mill_buffer *shown;
+};
+
+static int l_standing(lua_State *L)
+{
+	const struct standing *standing = lua_touserdata(L, 1);
+	lua_rawgeti(L, LUA_REGISTRYINDEX, standing->task->tasks->waiting_ref);
+	lua_rawgeti(L, LUA_REGISTRYINDEX, standing->task->co_ref);
+	push_span(L, standing->text);
+	lua_call(L, 2, 1);
+	size_t len;
+	const char *shown = luaL_checklstring(L, -1, &len);
+	mill_buffer_bytes(standing->shown, shown, len);
+	return 0;
+}
+
+/* `text` and where the handler stands; only `text` when that cannot be said. */
+static struct mill_span with_traceback(struct mill_task *task, struct mill_span text,
+				       struct mill_buffer *shown)
+{
+	struct standing standing = { task, text, shown };
+	if (mill_vm_call(task->tasks->options.vm, l_standing, &standing, NULL) != 0)
+		return text;
+	return (struct mill_span){ shown->data, shown->len };
+}
+
+/* It yielded something that is no wait: nobody would ever resume it. */
+static void finish_stray(struct mill_task *task)
+{
+	struct mill_buffer shown = { 0 };
+	struct mill_span text = MILL_SPAN("coroutine.yield outside of a coroutine of the handler's own");
+	finish(task, MILL_OUTCOME_RAISED, 0, with_traceback(task, text, &shown));
+	discard_coroutine(task);
+	mill_buffer_free(&shown);
+}
+
+/*
+ * End a delivery that waits. The error is raised at its wait so that it can clean up, but what comes
+ * of that changes nothing: it may not wait again.
+ */
+static void drop(struct mill_task *task, enum mill_outcome_kind kind, struct mill_span text,
+		 struct mill_span error)
+{
+	mill_wait_cancel(&task->wait);
+	task->wait.failed = true;
+	task->wait.reply = text;
+	lua_settop(task->co, 0);
+	int status = resume(task, 0);
+	finish(task, kind, 0, error);
+	if (status == 0)
+		lua_settop(task->co, 0);
+	else
+		discard_coroutine(task);
+}
+
+static void on_limit(uv_timer_t *timer)
+{
+	struct mill_task *task = mill_container_of(timer, struct mill_task, limit);
+	struct mill_buffer shown = { 0 };
+	char text[80];
+	snprintf(text, sizeof(text), "handler exceeded its time limit of %g s",
+		 task->lane->options.timeout_secs);
+	struct mill_span error = with_traceback(task, MILL_SPAN(text), &shown);
+	drop(task, MILL_OUTCOME_RAISED, MILL_SPAN(text), error);
+	mill_buffer_free(&shown);
+}
+
+/* Most handlers never wait, so the timer starts at the first wait, with what is left. */
+static void start_limit(struct mill_task *task)
+{
+	if (uv_is_active((uv_handle_t *)&task->limit))
+		return;
+	uint64_t now = mill_clock_ns();
+	uint64_t left = task->deadline_ns > now ? task->deadline_ns - now : 0;
+	uv_update_time(task->tasks->options.loop);
+	MILL_ASSERT(uv_timer_start(&task->limit, on_limit, (left + 999999) / 1000000, 0) == 0);
+}
+
+void mill_tasks_cancel(struct mill_tasks *tasks, const struct mill_cancel *cancel)
+{
+	mill_list_each (node, &tasks->running) {
+		struct mill_task *task = mill_container_of(node, struct mill_task, node);
+		if (task->ticket != cancel->ticket)
+			continue;
+		struct mill_span reason = cancel->reason.data ? cancel->reason : MILL_SPAN("cancelled");
+		drop(task, MILL_OUTCOME_DISCARD, reason, reason);
+		return;
+	}
+}
+
+/* ---- the beginning of a delivery -------------------------------------------------------------- */
+
+static int l_new_coroutine(lua_State *L)
+{
+	struct mill_task *task = lua_touserdata(L, 1);
+	lua_State *co = lua_newthread(L);
+	task->co_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+	task->co = co;
+	return 0;
+}
+
+static struct mill_task *new_task(struct mill_tasks *tasks)
+{
+	struct mill_task *task = mill_calloc(1, sizeof(*task));
+	task->tasks = tasks;
+	task->co_ref = LUA_NOREF;
+	MILL_ASSERT(uv_timer_init(tasks->options.loop, &task->limit) == 0);
+	mill_wait_init(&task->wait, &tasks->ops);
+	return task;
+}
+
+static struct mill_task *take_idle(struct mill_tasks *tasks)
+{
+	struct mill_link_node *node = mill_list_shift(&tasks->idle);
+	return node ? mill_container_of(node, struct mill_task, node) : new_task(tasks);
+}
+
+void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *deliver)
+{
+	const struct mill_loaded *loaded = tasks->options.loaded;
+	MILL_ASSERT(loaded->handlers && deliver->lane < loaded->manifest.lane_count);
+	struct mill_task *task = take_idle(tasks);
+	task->ticket = deliver->ticket;
+	task->lane = &loaded->manifest.lanes[deliver->lane];
+	task->deadline_ns = 0;
+	mill_uuid_text(deliver->id, task->message_id);
+	task->speaker = (struct mill_vm_speaker){
+		.message_id = task->message_id,
+		.topic = task->lane->topic,
+		.attempt = deliver->attempts,
+	};
+	task->published_by.len = 0;
+	mill_buffer_bytes(&task->published_by, deliver->published_by.data, deliver->published_by.len);
+	task->wait.ticket = deliver->ticket;
+	task->wait.published_by = task->published_by.len > 0 ?
+		(struct mill_span){ task->published_by.data, task->published_by.len } : MILL_SPAN("");
+	mill_list_push(&tasks->running, &task->node);
+
+	struct mill_err err = MILL_ERR_INIT;
+	if (task->co == NULL && mill_vm_call(tasks->options.vm, l_new_coroutine, task, &err) != 0)
+		return finish(task, MILL_OUTCOME_RAISED, 0, MILL_SPAN(err.message));
+	/* Nothing here allocates, so nothing can raise: the rest of the start is Lua's, protected. */
+	lua_rawgeti(task->co, LUA_REGISTRYINDEX, tasks->main_ref);
+	lua_rawgeti(task->co, LUA_REGISTRYINDEX, loaded->lanes_ref);
+	lua_rawgeti(task->co, -1, (int)deliver->lane + 1);
+	lua_remove(task->co, -2);
+	task->starting = deliver;
+	run(task, 1);
+	task->starting = NULL;
+}
+
+/* ---- all tasks -------------------------------------------------------------------------------- */
+
+static int l_init(lua_State *L)
+{
+	struct mill_tasks *tasks = lua_touserdata(L, 1);
+	mill_vm_push_host(L);
+	lua_pushlightuserdata(L, tasks);
+	luaL_setfuncs(L, host_functions, 1);
+	tasks->wait = lua_newuserdata(L, 1);
+	lua_pushvalue(L, -1);
+	tasks->wait_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+	lua_setfield(L, -2, "wait");
+	mill_vm_push(L, "tidemill.task", "main");
+	tasks->main_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+	mill_vm_push(L, "tidemill.render", "waiting");
+	tasks->waiting_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+	return 0;
+}
+
+int mill_tasks_init(struct mill_tasks *tasks, const struct mill_tasks_options *options,
+		    struct mill_err *err)
+{
+	*tasks = (struct mill_tasks){
+		.options = *options,
+		.main_ref = LUA_NOREF,
+		.waiting_ref = LUA_NOREF,
+		.wait_ref = LUA_NOREF,
+	};
+	mill_list_init(&tasks->running);
+	mill_list_init(&tasks->idle);
+	mill_ops_init(&tasks->ops, options->loop, options->out, on_wake);
+	if (mill_vm_call(options->vm, l_init, tasks, err) == 0)
+		return 0;
+	mill_tasks_fini(tasks);
+	return -1;
+}
+
+void mill_tasks_close(struct mill_tasks *tasks)
+{
+	mill_list_each (node, &tasks->running) {
+		struct mill_task *task = mill_container_of(node, struct mill_task, node);
+		mill_wait_cancel(&task->wait);
+	}
+	mill_list_append(&tasks->idle, &tasks->running);
+	mill_list_each (node, &tasks->idle) {
+		struct mill_task *task = mill_container_of(node, struct mill_task, node);
+		mill_wait_close(&task->wait);
+		uv_close((uv_handle_t *)&task->limit, NULL);
+	}
+}
+
+void mill_tasks_fini(struct mill_tasks *tasks)
+{
+	lua_State *L = tasks->options.vm->L;
+	for (struct mill_link_node *node; (node = mill_list_shift(&tasks->idle)) != NULL;) {
+		struct mill_task *task = mill_container_of(node, struct mill_task, node);
+		luaL_unref(L, LUA_REGISTRYINDEX, task->co_ref);
+		mill_buffer_free(&task->published_by);
+		mill_buffer_free(&task->publications);
+		free(task);
+	}
+	luaL_unref(L, LUA_REGISTRYINDEX, tasks->main_ref);
+	luaL_unref(L, LUA_REGISTRYINDEX, tasks->waiting_ref);
+	luaL_unref(L, LUA_REGISTRYINDEX, tasks->wait_ref);
+	mill_ops_fini(&tasks->ops);
+}

@@ -1,0 +1,209 @@
+/*
+ * Deliveries on their way to executors: see dispatch.h.
+ *
+ * A ticket is the number of a slot and a count of that slot's uses, so that a late or forged
+ * outcome cannot name a later delivery.
+ */
+#include "flow/dispatch.h"
+
+#include "core/clock.h"
+#include "core/log.h"
+
+/* A handler that has held the processor for longer than this gets no company while others are free.
+ */
+#define BUSY_NS 10000000u
+
+struct slot {
+	struct mill_delivery *delivery; /* NULL: free */
+	struct mill_executor *executor; /* who has it; NULL: it waits */
+	uint32_t uses;
+	uint32_t next_free;
+};
+
+struct mill_dispatch {
+	struct mill_dispatch_options options;
+	struct mill_list claimed;
+	size_t sent;
+	struct slot *slots;
+	uint32_t slot_count, first_free; /* first_free == slot_count: none */
+};
+
+struct mill_dispatch *mill_dispatch_new(const struct mill_dispatch_options *options)
+{
+	struct mill_dispatch *dispatch = mill_calloc(1, sizeof(*dispatch));
+	dispatch->options = *options;
+	mill_list_init(&dispatch->claimed);
+	return dispatch;
+}
+
+void mill_dispatch_free(struct mill_dispatch *dispatch)
+{
+	MILL_ASSERT(mill_dispatch_held(dispatch) == 0);
+	free(dispatch->slots);
+	free(dispatch);
+}
+
+size_t mill_dispatch_held(const struct mill_dispatch *dispatch)
+{
+	return dispatch->claimed.len + dispatch->sent;
+}
+
+size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool *pool)
+{
+	size_t room = 0;
+	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e))
+		room += mill_executor_room(e);
+	return room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
+}
+
+/* ---- tickets ------------------------------------------------------------------------------- */
+
+static void grow_slots(struct mill_dispatch *dispatch)
+{
+	uint32_t old = dispatch->slot_count, count = old ? old * 2 : 64;
+	dispatch->slots = mill_realloc(dispatch->slots, count * sizeof(dispatch->slots[0]));
+	for (uint32_t i = old; i < count; i++)
+		dispatch->slots[i] = (struct slot){ .next_free = i + 1 };
+	dispatch->first_free = old;
+	dispatch->slot_count = count;
+}
+
+static uint64_t issue_ticket(struct mill_dispatch *dispatch, struct mill_delivery *delivery)
+{
+	if (dispatch->first_free == dispatch->slot_count)
+		grow_slots(dispatch);
+	uint32_t number = dispatch->first_free;
+	struct slot *slot = &dispatch->slots[number];
+	dispatch->first_free = slot->next_free;
+	slot->delivery = delivery;
+	slot->executor = NULL;
+	slot->uses++;
+	/* Never 0, which the blame page means by "nobody". */
+	return (uint64_t)slot->uses << 32 | number;
+}
+
+static struct slot *slot_of(struct mill_dispatch *dispatch, uint64_t ticket)
+{
+	uint32_t number = (uint32_t)ticket, uses = (uint32_t)(ticket >> 32);
+	if (number >= dispatch->slot_count || dispatch->slots[number].uses != uses)
+		return NULL;
+	return dispatch->slots[number].delivery ? &dispatch->slots[number] : NULL;
+}
+
+static void return_ticket(struct mill_dispatch *dispatch, uint64_t ticket)
+{
+	struct slot *slot = slot_of(dispatch, ticket);
+	MILL_ASSERT(slot != NULL);
+	slot->delivery = NULL;
+	slot->executor = NULL;
+	slot->next_free = dispatch->first_free;
+	dispatch->first_free = (uint32_t)(slot - dispatch->slots);
+}
+
+struct mill_delivery *mill_dispatch_find(struct mill_dispatch *dispatch,
+                                         const struct mill_executor *executor, uint64_t ticket)
+{
+	struct slot *slot = slot_of(dispatch, ticket);
+	return slot && slot->executor == executor ? slot->delivery : NULL;
+}
+
+/* ---- to the executors ---------------------------------------------------------------------- */
+
+void mill_dispatch_take(struct mill_dispatch *dispatch, struct mill_delivery *delivery,
+                        struct mill_deliver *deliver)
+{
+	delivery->ticket = issue_ticket(dispatch, delivery);
+	deliver->ticket = delivery->ticket;
+	mill_deliver_write(&delivery->frame, deliver);
+	mill_delivery_move(delivery, NULL, &dispatch->claimed, MILL_DELIVERY_CLAIMED);
+}
+
+/* The least loaded executor with room; one whose handler hogs the processor only as a last resort.
+ */
+static struct mill_executor *choose(struct mill_pool *pool)
+{
+	struct mill_executor *best = NULL;
+	bool best_busy = false;
+	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e)) {
+		if (mill_executor_room(e) == 0)
+			continue;
+		bool busy = !mill_list_empty(&e->sent) && mill_executor_busy_ns(e) > BUSY_NS;
+		if (best == NULL || (best_busy && !busy) ||
+		    (best_busy == busy && e->sent.len < best->sent.len)) {
+			best = e;
+			best_busy = busy;
+		}
+	}
+	return best;
+}
+
+void mill_dispatch_send(struct mill_dispatch *dispatch, struct mill_pool *pool)
+{
+	while (!mill_list_empty(&dispatch->claimed)) {
+		struct mill_executor *executor = choose(pool);
+		if (executor == NULL)
+			return;
+		struct mill_delivery *delivery = mill_container_of(
+		        mill_list_first(&dispatch->claimed), struct mill_delivery, node);
+		mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data,
+		                  delivery->frame.len);
+		mill_buffer_free(&delivery->frame);
+		slot_of(dispatch, delivery->ticket)->executor = executor;
+		mill_delivery_move(delivery, &dispatch->claimed, &executor->sent,
+		                   MILL_DELIVERY_SENT);
+		dispatch->sent++;
+	}
+}
+
+/* ---- and back ------------------------------------------------------------------------------ */
+
+static void finish(struct mill_dispatch *dispatch, struct mill_delivery *delivery,
+                   struct mill_list *from, const struct mill_outcome *outcome)
+{
+	return_ticket(dispatch, delivery->ticket);
+	mill_buffer_free(&delivery->frame);
+	mill_delivery_move(delivery, from, NULL, MILL_DELIVERY_NEW);
+	mill_delivery_conclude(delivery, outcome, mill_clock_random());
+	dispatch->options.on_finished(delivery, dispatch->options.context);
+}
+
+void mill_dispatch_release(struct mill_dispatch *dispatch)
+{
+	const struct mill_outcome returned = { .kind = MILL_OUTCOME_RETURNED };
+	mill_list_each(node, &dispatch->claimed)
+	        finish(dispatch, mill_container_of(node, struct mill_delivery, node),
+	               &dispatch->claimed, &returned);
+}
+
+void mill_dispatch_outcome(struct mill_dispatch *dispatch, struct mill_executor *executor,
+                           const struct mill_outcome *outcome)
+{
+	struct mill_delivery *delivery = mill_dispatch_find(dispatch, executor, outcome->ticket);
+	if (delivery == NULL) {
+		mill_log(MILL_LOG_WARN, "outcome_ignored",
+		         MILL_INT("pid", mill_executor_pid(executor)),
+		         MILL_TEXT("reason", "its executor does not have such a delivery"));
+		return;
+	}
+	dispatch->sent--;
+	finish(dispatch, delivery, &executor->sent, outcome);
+}
+
+void mill_dispatch_gone(struct mill_dispatch *dispatch, struct mill_executor *executor,
+                        const struct mill_executor_death *death)
+{
+	mill_list_each(node, &executor->sent)
+	{
+		struct mill_delivery *delivery =
+		        mill_container_of(node, struct mill_delivery, node);
+		struct mill_outcome outcome = { .kind = MILL_OUTCOME_RETURNED };
+		if (death->blamed == delivery->ticket) {
+			outcome.kind = MILL_OUTCOME_RAISED;
+			outcome.error = MILL_SPAN(death->reason);
+		} else {
+			delivery->crashed = !death->ordered;
+		}
+		dispatch->sent--;
+		finish(dispatch, delivery, &executor->sent, &outcome);
+	}
+}

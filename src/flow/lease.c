@@ -1,0 +1,393 @@
+/*
+ * The life of this worker in the database: see lease.h.
+ *
+ *     NEW ──► REGISTERING ──► ALIVE ──► DEAD ──► (mill_lease_register) REGISTERING …
+ *
+ * A worker counts its own lease from the moment it sent the renewal, so it knows of its death no
+ * later than the others do.
+ */
+#include "flow/lease.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/uuid.h"
+
+#define TICK_MS 1000
+#define RECLAIM_BATCH 500
+#define RECLAIM_MOST_SECS 30.0
+#define UNKNOWN_LEAST_SECS 60.0
+#define SECOND_NS 1e9
+
+enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEFT };
+
+struct mill_lease {
+	struct mill_lease_options options;
+	enum lease_state state;
+	char worker_id[128];
+	bool asking; /* a registration is in flight */
+	bool renewing, stamping, reclaiming;
+	uint64_t renewed_ns; /* when the last successful renewal was sent */
+	uint64_t renewal_sent_ns;
+	uint64_t reclaim_at_ns, unknown_at_ns;
+	uv_timer_t tick;
+	struct mill_log_gate gate;
+	void (*on_left)(void *context);
+	void *left_context;
+	void (*on_closed)(void *context);
+	void *closed_context;
+};
+
+static double lease_secs(const struct mill_lease *lease)
+{
+	return (double)lease->options.manifest->settings.lease_secs;
+}
+
+static uint64_t in_secs(double secs)
+{
+	return mill_clock_ns() + (uint64_t)(secs * SECOND_NS);
+}
+
+static void log_refusal(struct mill_lease *lease, const char *what, const struct mill_err *err)
+{
+	uint64_t skipped;
+	if (err->kind != MILL_ERR_UNREACHED && mill_log_gate(&lease->gate, 10, &skipped))
+		mill_log(MILL_LOG_ERROR, "lease_refused", MILL_TEXT("what", what),
+		         MILL_TEXT("error", err->message), MILL_TEXT("sqlstate", err->sqlstate),
+		         MILL_INT("skipped", skipped));
+}
+
+/* ---- registration -------------------------------------------------------------------------- */
+
+/* Readable for an operator (`host-pid-…`), and never used twice. `#` begins the claim's number. */
+static void make_worker_id(struct mill_lease *lease)
+{
+	char host[64] = "";
+	uint32_t random;
+	gethostname(host, sizeof(host) - 1);
+	for (char *c = host; *c; c++)
+		if (*c == '#' || (unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7F)
+			*c = '-';
+	mill_clock_random_bytes(&random, sizeof(random));
+	snprintf(lease->worker_id, sizeof(lease->worker_id), "%.60s-%d-%08x", host, (int)getpid(),
+	         random);
+	mill_store_set_worker(lease->options.store, lease->worker_id);
+}
+
+static void on_worker_registered(struct mill_results *results, const struct mill_err *err,
+                                 void *context)
+{
+	(void)results;
+	struct mill_lease *lease = context;
+	lease->asking = false;
+	if (lease->state != REGISTERING)
+		return;
+	if (err != NULL) {
+		/* It may have been written all the same: a further try is a worker of another name.
+		 */
+		make_worker_id(lease);
+		log_refusal(lease, "register worker", err);
+		return;
+	}
+	lease->state = ALIVE;
+	lease->renewed_ns = lease->renewal_sent_ns;
+	lease->reclaim_at_ns = 0;
+	lease->unknown_at_ns = in_secs(UNKNOWN_LEAST_SECS * mill_clock_random());
+	mill_log(MILL_LOG_INFO, "registered", MILL_TEXT("worker", lease->worker_id),
+	         MILL_TEXT("app", lease->options.manifest->settings.app),
+	         MILL_INT("lanes", lease->options.manifest->lane_count));
+	lease->options.on_registered(lease->options.context);
+}
+
+static void register_worker(struct mill_lease *lease)
+{
+	const struct mill_manifest *manifest = lease->options.manifest;
+	char host[64] = "";
+	gethostname(host, sizeof(host) - 1);
+	int32_t *lanes = mill_alloc(manifest->lane_count * sizeof(lanes[0]));
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		lanes[i] = lease->options.lanes[i].number;
+	struct mill_store_worker worker = {
+		.app = manifest->settings.app,
+		.host = host,
+		.pid = (int32_t)getpid(),
+		.lease_secs = (int32_t)manifest->settings.lease_secs,
+		.generation = (int32_t)lease->options.generation,
+		.lanes = lanes,
+		.lane_count = manifest->lane_count,
+	};
+	lease->asking = true;
+	lease->renewal_sent_ns = mill_clock_ns();
+	mill_store_register_worker(lease->options.store, lease->options.link, &worker,
+	                           on_worker_registered, lease);
+	free(lanes);
+}
+
+static void on_lanes_registered(struct mill_results *results, const struct mill_err *err,
+                                void *context)
+{
+	struct mill_lease *lease = context;
+	lease->asking = false;
+	if (lease->state != REGISTERING)
+		return;
+	if (err != NULL) {
+		log_refusal(lease, "register lanes", err);
+		return;
+	}
+	const struct mill_manifest *manifest = lease->options.manifest;
+	for (size_t i = 0; i < manifest->lane_count; i++) {
+		const struct mill_manifest_lane *lane = &manifest->lanes[i];
+		struct mill_span app;
+		int32_t number = mill_store_registered_lane(results, i, &app);
+		bool ours = app.data != NULL && app.len == strlen(manifest->settings.app) &&
+		            memcmp(app.data, manifest->settings.app, app.len) == 0;
+		if (app.data != NULL && !ours) {
+			struct mill_err refusal;
+			mill_err_set(
+			        &refusal, MILL_ERR_CONFIG,
+			        "`%s` of topic `%s` belongs to app `%.*s`: name the subscriber "
+			        "otherwise, or set `app`",
+			        lane->subscriber, lane->topic, (int)app.len, app.data);
+			lease->state = DEAD;
+			lease->options.on_refused(&refusal, lease->options.context);
+			return;
+		}
+		if (app.data == NULL)
+			return; /* somebody removed it this moment, or another pair is refused:
+			           again */
+		lease->options.lanes[i].number = number;
+	}
+	register_worker(lease);
+}
+
+static void register_lanes(struct mill_lease *lease)
+{
+	lease->asking = true;
+	mill_store_register_lanes(lease->options.store, lease->options.link,
+	                          lease->options.manifest, on_lanes_registered, lease);
+}
+
+void mill_lease_register(struct mill_lease *lease)
+{
+	MILL_ASSERT(lease->state == NEW || lease->state == DEAD);
+	lease->state = REGISTERING;
+	make_worker_id(lease);
+	if (mill_link_is_up(lease->options.link))
+		register_lanes(lease);
+}
+
+const char *mill_lease_worker_id(const struct mill_lease *lease)
+{
+	return lease->worker_id;
+}
+
+/* ---- renewal ------------------------------------------------------------------------------- */
+
+static void die(struct mill_lease *lease, const char *reason)
+{
+	lease->state = DEAD;
+	mill_log(MILL_LOG_ERROR, "lease_over", MILL_TEXT("worker", lease->worker_id),
+	         MILL_TEXT("reason", reason));
+	lease->options.on_dead(lease->options.context);
+}
+
+static void on_renewed(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	struct mill_lease *lease = context;
+	lease->renewing = false;
+	if (lease->state != ALIVE)
+		return;
+	if (err != NULL)
+		log_refusal(lease, "renew", err);
+	else if (mill_store_renewed(results))
+		lease->renewed_ns = lease->renewal_sent_ns;
+	else
+		die(lease, "other workers have declared it dead");
+}
+
+static void renew(struct mill_lease *lease)
+{
+	lease->renewing = true;
+	lease->renewal_sent_ns = mill_clock_ns();
+	mill_store_renew(lease->options.store, lease->options.link, on_renewed, lease);
+}
+
+/* ---- sweeps -------------------------------------------------------------------------------- */
+
+static void on_stamped(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	struct mill_lease *lease = context;
+	lease->stamping = false;
+	if (err != NULL) {
+		log_refusal(lease, "stamp lanes", err);
+		return;
+	}
+	for (size_t i = 0; i < mill_store_stamped_count(results); i++)
+		lease->options.on_work(mill_store_stamped_topic(results, i),
+		                       lease->options.context);
+}
+
+static void log_reclaimed(const struct mill_store_reclaimed *row)
+{
+	char id[37];
+	mill_uuid_text(row->id, id);
+	mill_log(row->failed ? MILL_LOG_ERROR : MILL_LOG_WARN,
+	         row->failed ? "message_failed" : "message_reclaimed", MILL_TEXT("message_id", id),
+	         MILL_TEXT_N("topic", row->topic.data, row->topic.len),
+	         MILL_TEXT_N("subscriber", row->subscriber.data, row->subscriber.len),
+	         MILL_INT("attempt", row->attempts),
+	         MILL_TEXT("error",
+	                   row->failed ? "its worker died, and it is out of attempts" : NULL));
+}
+
+static void on_notified(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	(void)results;
+	if (err != NULL)
+		log_refusal(context, "notify", err);
+}
+
+/* Each topic once: a dead worker leaves many messages of few topics. */
+static void tell_others(struct mill_lease *lease, const struct mill_results *results, size_t count)
+{
+	struct mill_span topics[RECLAIM_BATCH];
+	size_t topic_count = 0;
+	for (size_t i = 0; i < count && i < RECLAIM_BATCH; i++) {
+		struct mill_store_reclaimed row;
+		mill_store_reclaimed_row(results, i, &row);
+		log_reclaimed(&row);
+		bool known = row.failed;
+		for (size_t j = 0; j < topic_count && !known; j++)
+			known = topics[j].len == row.topic.len &&
+			        memcmp(topics[j].data, row.topic.data, row.topic.len) == 0;
+		if (!known)
+			topics[topic_count++] = row.topic;
+	}
+	for (size_t i = 0; i < topic_count; i++)
+		lease->options.on_work(topics[i], lease->options.context);
+	if (topic_count > 0 && mill_link_is_up(lease->options.link))
+		mill_store_notify(lease->options.store, lease->options.link, topics, topic_count,
+		                  on_notified, lease);
+}
+
+static void on_reclaimed(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	struct mill_lease *lease = context;
+	lease->reclaiming = false;
+	if (err != NULL) {
+		log_refusal(lease, "reclaim", err);
+		return;
+	}
+	size_t count = mill_store_reclaimed_count(results);
+	tell_others(lease, results, count);
+	if (count >= RECLAIM_BATCH)
+		lease->reclaim_at_ns = 0; /* there is more */
+}
+
+/* All workers do it; the jitter keeps them apart. */
+static void sweep(struct mill_lease *lease, uint64_t now)
+{
+	struct mill_store *store = lease->options.store;
+	struct mill_link *link = lease->options.link;
+	if (!lease->stamping) {
+		lease->stamping = true;
+		mill_store_stamp(store, link, on_stamped, lease);
+	}
+	if (lease->reclaiming)
+		return;
+	if (now >= lease->reclaim_at_ns) {
+		double period = lease_secs(lease) / 3;
+		period = period > RECLAIM_MOST_SECS ? RECLAIM_MOST_SECS : period;
+		lease->reclaim_at_ns = in_secs(period * (0.75 + 0.25 * mill_clock_random()));
+		lease->reclaiming = true;
+		mill_store_reclaim_dead(store, link, RECLAIM_BATCH, on_reclaimed, lease);
+	} else if (now >= lease->unknown_at_ns) {
+		double period = lease_secs(lease) > UNKNOWN_LEAST_SECS ? lease_secs(lease)
+		                                                       : UNKNOWN_LEAST_SECS;
+		lease->unknown_at_ns = in_secs(period * (0.75 + 0.25 * mill_clock_random()));
+		lease->reclaiming = true;
+		mill_store_reclaim_unknown(store, link, RECLAIM_BATCH, (int32_t)lease_secs(lease),
+		                           on_reclaimed, lease);
+	}
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+	struct mill_lease *lease = mill_container_of(timer, struct mill_lease, tick);
+	uint64_t now = mill_clock_ns();
+	bool up = mill_link_is_up(lease->options.link);
+	if (lease->state == REGISTERING && up && !lease->asking)
+		register_lanes(lease);
+	if (lease->state != ALIVE)
+		return;
+	double since = (double)(now - lease->renewed_ns) / SECOND_NS;
+	if (since > lease_secs(lease)) {
+		die(lease, "it could not be renewed in time");
+		return;
+	}
+	if (!up)
+		return;
+	if (since > lease_secs(lease) / 3 - 0.5 && !lease->renewing)
+		renew(lease);
+	sweep(lease, now);
+}
+
+void mill_lease_link_up(struct mill_lease *lease)
+{
+	if (lease->state == REGISTERING && !lease->asking)
+		register_lanes(lease);
+	else if (lease->state == ALIVE && !lease->renewing)
+		renew(lease);
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
+{
+	struct mill_lease *lease = mill_calloc(1, sizeof(*lease));
+	lease->options = *options;
+	MILL_ASSERT(uv_timer_init(options->loop, &lease->tick) == 0);
+	uv_timer_start(&lease->tick, on_tick, TICK_MS, TICK_MS);
+	return lease;
+}
+
+static void on_leave_answer(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	(void)results;
+	struct mill_lease *lease = context;
+	if (err != NULL)
+		log_refusal(lease, "leave", err);
+	lease->on_left(lease->left_context);
+}
+
+void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context)
+{
+	bool registered = lease->state == ALIVE;
+	lease->state = LEFT;
+	uv_timer_stop(&lease->tick);
+	if (!registered || !mill_link_is_up(lease->options.link)) {
+		on_left(context);
+		return;
+	}
+	lease->on_left = on_left;
+	lease->left_context = context;
+	mill_store_leave(lease->options.store, lease->options.link, on_leave_answer, lease);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+	struct mill_lease *lease = mill_container_of(handle, struct mill_lease, tick);
+	void (*on_closed)(void *) = lease->on_closed;
+	void *context = lease->closed_context;
+	free(lease);
+	on_closed(context);
+}
+
+void mill_lease_close(struct mill_lease *lease, void (*on_closed)(void *context), void *context)
+{
+	lease->on_closed = on_closed;
+	lease->closed_context = context;
+	uv_close((uv_handle_t *)&lease->tick, on_timer_closed);
+}

@@ -1,0 +1,48 @@
+/*
+ * Lease: that this worker is known and alive, and what is done about those that are not.
+ *
+ * Registers lanes and worker, renews the lease, reclaims from dead workers, stamps rows written by
+ * hand with their lane. All on a link of its own, so that nothing a publisher or a locked row does
+ * can delay a renewal. Runtime process.
+ */
+#pragma once
+
+#include "core/delivery.h"
+#include "pg/store.h"
+
+struct mill_lease;
+
+struct mill_lease_options {
+	uv_loop_t *loop;
+	struct mill_store *store;
+	struct mill_link *link;               /* the lease link */
+	const struct mill_manifest *manifest; /* stays with the caller */
+	struct mill_lane *lanes; /* as many as the manifest's; their numbers are filled in */
+	uint32_t generation;
+	/* Lanes and worker are registered: claims may begin. After each mill_lease_register. */
+	void (*on_registered)(void *context);
+	/* Another app owns one of the pairs: this one cannot run. */
+	void (*on_refused)(const struct mill_err *err, void *context);
+	/* The lease is over: to the others this worker is dead. Comes once per registration. */
+	void (*on_dead)(void *context);
+	/* Something became claimable in this topic. */
+	void (*on_work)(struct mill_span topic, void *context);
+	void *context;
+};
+
+struct mill_lease *mill_lease_new(const struct mill_lease_options *options);
+
+/*
+ * Take a new worker id and register; waits for the link. Call it at start, and after on_dead when
+ * nothing of the old life runs any more.
+ */
+void mill_lease_register(struct mill_lease *lease);
+const char *mill_lease_worker_id(const struct mill_lease *lease);
+
+/* The link came up: renew, register, sweep. */
+void mill_lease_link_up(struct mill_lease *lease);
+
+/* An orderly end: delete the worker's row, if the link is up; `on_left` comes in any case. */
+void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context);
+/* Only after the lease link is closed. */
+void mill_lease_close(struct mill_lease *lease, void (*on_closed)(void *context), void *context);

@@ -1,0 +1,24 @@
+/*
+ * Relay: publishes on behalf of handlers. An executor asks with a REQUEST frame, the runtime's
+ * publish link does it, the REPLY goes back to the delivery that waits.
+ *
+ * Runtime process.
+ */
+#pragma once
+
+#include "flow/pool.h"
+#include "pg/store.h"
+
+struct mill_relay;
+
+struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish);
+/* Only after the publish link is closed. */
+void mill_relay_free(struct mill_relay *relay);
+
+/* Take a request; its spans are copied. It waits while the link is down. */
+void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
+                     const struct mill_request *request);
+/* Send what waits; once a turn of the loop. */
+void mill_relay_turn(struct mill_relay *relay);
+/* This executor is gone: nobody waits for its replies any more. */
+void mill_relay_forget(struct mill_relay *relay, const struct mill_executor *executor);

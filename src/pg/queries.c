@@ -1,0 +1,311 @@
+/*
+ * The statements of the runtime: see queries.h.
+ *
+ * Rules they all keep:
+ * - every write about a held message is fenced by id, status = 'running' and its claimed_by;
+ * - many rows are locked in a MATERIALIZED part with SKIP LOCKED and changed by ctid: never
+ *   `IN (SELECT … LIMIT)`, which a nested loop may run again and so take every row;
+ * - what returns to `pending` becomes due now or later, never in the past (the claim's low-water
+ * mark relies on it);
+ * - instants are compared with the database's clock only; durations come in as numbers.
+ */
+#include "pg/queries.h"
+
+#include "core/frame.h"
+#include "core/policy.h"
+
+#define TABLE "{schema}.{table}"
+
+/* Statements are laid out as SQL. */
+/* clang-format off */
+
+/* A message goes back to its lane, or ends there for good: the columns that say who holds it. */
+#define UNHELD "claimed_by = NULL, claimed_at = NULL, updated_at = now()"
+
+/*
+ * `errors` with one more entry, at most five; an `errors` that somebody made something else is
+ * begun anew. `q` is the row, the argument the text to add.
+ */
+#define WITH_HISTORY(text)                                                                         \
+	"(SELECT jsonb_agg(h.entry ORDER BY h.n) FROM ("                                           \
+	" SELECT e.entry, e.n FROM jsonb_array_elements("                                          \
+	"  CASE WHEN jsonb_typeof(q.errors) = 'array' THEN q.errors ELSE '[]' END)"                \
+	"  WITH ORDINALITY AS e(entry, n)"                                                         \
+	" UNION ALL SELECT jsonb_build_object('attempt', q.attempts, 'at', now(),"                 \
+	"  'by', q.claimed_by, 'error', " text "), 9223372036854775807"                            \
+	" ORDER BY n DESC LIMIT 5) AS h)"
+
+/*
+ * What becomes of a message whose worker is gone: the attempt counts, so one that kills its worker
+ * each time ends as a dead letter. `r` has tid and max_attempts.
+ */
+#define RECLAIM_UPDATE                                                                             \
+	" UPDATE " TABLE " AS q SET"                                                               \
+	"  status = CASE WHEN q.attempts >= r.max_attempts THEN 'failed' ELSE 'pending' END,"      \
+	"  processed_at = CASE WHEN q.attempts >= r.max_attempts THEN now() END,"                  \
+	"  available_at = CASE WHEN q.attempts >= r.max_attempts THEN q.available_at"              \
+	"   ELSE greatest(q.available_at, now()) END,"                                             \
+	"  error = 'the subscriber holding this message stopped responding',"                      \
+	"  errors = " WITH_HISTORY("'the subscriber holding this message stopped responding'") ", " \
+	UNHELD                                                                                     \
+	" FROM held AS r WHERE q.ctid = r.tid"                                                     \
+	" RETURNING q.id, q.topic, q.subscriber, q.status = 'failed', q.attempts"
+
+/* The fence. */
+#define STILL_HELD "q.status = 'running' AND q.claimed_by = o.by"
+
+/* How a handled message ends. */
+#define DONE_SET "status = 'done', processed_at = now(), error = NULL, " UNHELD
+#define DONE_PARAMS "unnest($1::uuid[], $2::text[]) AS o(id, by)"
+
+/*
+ * Every other end: $1 ids, $2 their claimed_by, $3 statuses, $4 seconds to wait, $5 errors (NULL:
+ * as it was), $6 the same cut for the history, $7 attempts to refund, $8 crashes to add.
+ */
+#define BACK_PARAMS                                                                                \
+	"unnest($1::uuid[], $2::text[], $3::text[], $4::float8[], $5::text[], $6::text[],"         \
+	" $7::int4[], $8::int4[]) AS o(id, by, status, delay, error, short, refund, crashed)"
+#define BACK_SET                                                                                   \
+	"status = o.status,"                                                                       \
+	" available_at = CASE WHEN o.status = 'pending'"                                           \
+	"  THEN now() + o.delay * interval '1 second' ELSE q.available_at END,"                    \
+	" processed_at = CASE WHEN o.status <> 'pending' THEN now() END,"                          \
+	" attempts = q.attempts - o.refund, crashes = least(q.crashes + o.crashed, 32767),"        \
+	" error = coalesce(o.error, q.error),"                                                     \
+	" errors = CASE WHEN o.short IS NULL THEN q.errors ELSE " WITH_HISTORY("o.short") " END, " \
+	UNHELD
+
+const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
+	/* Statistics taken while the table was empty would cost a hundredfold: only index plans. */
+	[MILL_QUERY_PIN] = { "pin",
+		"SELECT set_config('enable_seqscan', 'off', true),"
+		" set_config('enable_bitmapscan', 'off', true),"
+		" set_config('enable_sort', 'off', true),"
+		" set_config('enable_hashjoin', 'off', true),"
+		" set_config('enable_mergejoin', 'off', true),"
+		" set_config('jit', 'off', true),"
+		" set_config('plan_cache_mode', 'force_generic_plan', true)" },
+
+	/*
+	 * $1 lanes in rotation order, $2 how many of each, $3 and $4 the first and last probe of
+	 * each in $5 and $6: a priority and the low-water mark to begin at. $7 most rows in all, $8
+	 * the token, $9 the largest payload. A probe is one range of the claim index, read in its
+	 * order, so that the future rows of one priority hide nothing of the next. Both LIMITs stop
+	 * the nested loops, so no row is locked that is not taken.
+	 */
+	[MILL_QUERY_CLAIM] = { "claim",
+		"WITH picked AS MATERIALIZED ("
+		" SELECT l.tid FROM unnest($1::int4[], $2::int4[], $3::int4[], $4::int4[])"
+		"   AS want(lane, n, first, last)"
+		" CROSS JOIN LATERAL ("
+		"  SELECT p.tid FROM generate_series(want.first, want.last) AS i"
+		"  CROSS JOIN LATERAL ("
+		"   SELECT q.ctid AS tid FROM " TABLE " AS q"
+		"   WHERE q.lane = want.lane AND q.priority = ($5::int2[])[i]"
+		"    AND q.available_at >= ($6::timestamptz[])[i] AND q.available_at <= now()"
+		"    AND q.processed_at IS NULL AND q.status = 'pending'"
+		"   ORDER BY q.available_at, q.seq LIMIT want.n FOR UPDATE SKIP LOCKED) AS p"
+		"  LIMIT want.n) AS l"
+		" LIMIT $7::int4)"
+		" UPDATE " TABLE " AS q SET status = 'running', attempts = q.attempts + 1,"
+		"  claimed_at = now(), claimed_by = $8::text, updated_at = now()"
+		" FROM picked WHERE q.ctid = picked.tid"
+		" RETURNING q.id, q.lane, q.priority, q.available_at, q.seq, q.attempts, q.max_attempts,"
+		"  q.crashes, q.created_at, coalesce(q.published_by, ''), q.headers::text,"
+		"  (SELECT CASE WHEN octet_length(t.text) <= $9::int4 THEN t.text END"
+		"   FROM (SELECT q.payload::text AS text OFFSET 0) AS t)" },
+
+	/* $1 lanes: for each that has something waiting, in how many seconds the first is due. */
+	[MILL_QUERY_DUE] = { "due",
+		"SELECT l.lane, extract(epoch FROM d.due - clock_timestamp())::float8"
+		" FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL ("
+		"  SELECT min(p.available_at) AS due FROM generate_series(-9, 9) AS g(priority)"
+		"  CROSS JOIN LATERAL ("
+		"   SELECT q.available_at FROM " TABLE " AS q"
+		"   WHERE q.lane = l.lane AND q.priority = g.priority"
+		"    AND q.processed_at IS NULL AND q.status = 'pending'"
+		"   ORDER BY q.available_at, q.seq LIMIT 1) AS p) AS d"
+		" WHERE d.due IS NOT NULL" },
+
+	/* $1 the token of a claim whose reply was lost. */
+	[MILL_QUERY_UNDO_CLAIM] = { "undo_claim",
+		"UPDATE " TABLE " SET status = 'pending', attempts = attempts - 1,"
+		"  available_at = greatest(available_at, now()), " UNHELD
+		" WHERE processed_at IS NULL AND status = 'running' AND claimed_by = $1::text"
+		" RETURNING topic" },
+
+	/* $1 ids, $2 their claimed_by. Returns the ids that were still ours. */
+	[MILL_QUERY_SETTLE_DONE] = { "settle_done",
+		"WITH held AS MATERIALIZED ("
+		" SELECT q.ctid AS tid FROM " DONE_PARAMS
+		" JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD " FOR UPDATE OF q SKIP LOCKED)"
+		" UPDATE " TABLE " AS q SET " DONE_SET
+		" FROM held WHERE q.ctid = held.tid RETURNING q.id" },
+
+	/* The same for rows that were locked by somebody: waits for them (see patience). */
+	[MILL_QUERY_SETTLE_DONE_ALONE] = { "settle_done_alone",
+		"UPDATE " TABLE " AS q SET " DONE_SET
+		" FROM " DONE_PARAMS " WHERE q.id = o.id AND " STILL_HELD
+		" RETURNING q.id" },
+
+	[MILL_QUERY_SETTLE_BACK] = { "settle_back",
+		"WITH held AS MATERIALIZED ("
+		" SELECT q.ctid AS tid, o.* FROM " BACK_PARAMS
+		" JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD " FOR UPDATE OF q SKIP LOCKED)"
+		" UPDATE " TABLE " AS q SET " BACK_SET
+		" FROM held AS o WHERE q.ctid = o.tid RETURNING q.id" },
+
+	[MILL_QUERY_SETTLE_BACK_ALONE] = { "settle_back_alone",
+		"UPDATE " TABLE " AS q SET " BACK_SET
+		" FROM " BACK_PARAMS " WHERE q.id = o.id AND " STILL_HELD
+		" RETURNING q.id" },
+
+	/*
+	 * $1 id, $2 its claimed_by, $3 what its handler published. The publications are written
+	 * only where the message was still ours.
+	 */
+	[MILL_QUERY_SETTLE_PUBLISHING] = { "settle_publishing",
+		"WITH held AS ("
+		" UPDATE " TABLE " AS q SET " DONE_SET
+		" WHERE q.id = $1::uuid AND q.status = 'running' AND q.claimed_by = $2::text"
+		" RETURNING q.id)"
+		" SELECT held.id, count(p.topic) FROM held"
+		" CROSS JOIN LATERAL {schema}.publish_many($3::text::jsonb) AS p GROUP BY held.id" },
+
+	/* For statements that may wait for a stranger's lock, on a connection that may wait. */
+	[MILL_QUERY_PATIENCE] = { "patience",
+		"SELECT set_config('lock_timeout', '5s', true)" },
+
+	/* $1 topics whose rows came back. */
+	[MILL_QUERY_NOTIFY] = { "notify",
+		"SELECT pg_notify('{prefix}_queue', topic) FROM unnest($1::text[]) AS t(topic)" },
+
+	/* $1 the JSON request, $2 who publishes. */
+	[MILL_QUERY_PUBLISH] = { "publish",
+		"SELECT json_build_object('id', p.id, 'topic', p.topic, 'delivered', p.delivered,"
+		"  'duplicate', p.duplicate)::text"
+		" FROM {schema}.publish_many(jsonb_build_array($1::text::jsonb - 'op'), $2::text) AS p" },
+
+	/* $1 app, then an array a column of the lanes it declares. Another app's pair stays. */
+	[MILL_QUERY_REGISTER_LANES] = { "register_lanes",
+		"WITH declared AS MATERIALIZED ("
+		" SELECT * FROM unnest($2::text[], $3::text[], $4::int4[], $5::int4[], $6::int4[])"
+		"  AS d(topic, subscriber, max_attempts, retry_backoff_secs, retain_hours))"
+		" INSERT INTO {schema}.subscription AS s"
+		"  (app, topic, subscriber, max_attempts, retry_backoff_secs, retain_hours)"
+		" SELECT $1::text, d.* FROM declared AS d WHERE NOT EXISTS ("
+		"  SELECT FROM declared AS c JOIN {schema}.subscription AS t"
+		"   ON t.topic = c.topic AND t.subscriber = c.subscriber AND t.app <> $1::text)"
+		" ORDER BY d.topic, d.subscriber"
+		" ON CONFLICT (topic, subscriber) DO UPDATE SET max_attempts = excluded.max_attempts,"
+		"  retry_backoff_secs = excluded.retry_backoff_secs,"
+		"  retain_hours = excluded.retain_hours, updated_at = now()"
+		" WHERE s.app = excluded.app" },
+
+	/* $1 topics, $2 subscribers: their lanes, in this order. */
+	[MILL_QUERY_READ_LANES] = { "read_lanes",
+		"SELECT s.lane, s.app FROM unnest($1::text[], $2::text[]) WITH ORDINALITY"
+		"  AS d(topic, subscriber, n)"
+		" LEFT JOIN {schema}.subscription AS s"
+		"  ON s.topic = d.topic AND s.subscriber = d.subscriber ORDER BY d.n" },
+
+	/* $1 id, $2 app, $3 host, $4 pid, $5 lease_secs, $6 lanes, $7 generation. */
+	[MILL_QUERY_REGISTER_WORKER] = { "register_worker",
+		"INSERT INTO {schema}.worker (id, app, host, pid, lease_secs, lease_until, lanes, generation)"
+		" VALUES ($1::text, $2::text, $3::text, $4::int4, $5::int4,"
+		"  clock_timestamp() + $5::int4 * interval '1 second', $6::int4[], $7::int4)" },
+
+	/*
+	 * $1 id. A lease that is over cannot be renewed: others may be taking its messages this
+	 * moment. clock_timestamp, because the row may have to be waited for and now() stands
+	 * still.
+	 */
+	[MILL_QUERY_RENEW] = { "renew",
+		"UPDATE {schema}.worker"
+		" SET lease_until = clock_timestamp() + lease_secs * interval '1 second'"
+		" WHERE id = $1::text AND lease_until > clock_timestamp() RETURNING id" },
+
+	/* $1 id: an orderly end. */
+	[MILL_QUERY_LEAVE] = { "leave",
+		"DELETE FROM {schema}.worker WHERE id = $1::text" },
+
+	/* Rows written by hand get the lane of their pair, at most a thousand at a time. */
+	[MILL_QUERY_STAMP] = { "stamp",
+		"WITH bare AS MATERIALIZED ("
+		" SELECT q.ctid AS tid, s.lane FROM " TABLE " AS q JOIN {schema}.subscription AS s"
+		"  ON s.topic = q.topic AND s.subscriber = q.subscriber"
+		" WHERE q.lane IS NULL AND q.processed_at IS NULL"
+		" LIMIT 1000 FOR UPDATE OF q SKIP LOCKED),"
+		" stamped AS (UPDATE " TABLE " AS q SET lane = bare.lane FROM bare"
+		"  WHERE q.ctid = bare.tid RETURNING q.topic)"
+		" SELECT topic, pg_notify('{prefix}_queue', topic)"
+		"  FROM (SELECT DISTINCT topic FROM stamped) AS t" },
+
+	/*
+	 * $1 most rows. The workers' rows are locked first: a renewal that is under way wins, and
+	 * of several reclaiming workers one does the work.
+	 */
+	[MILL_QUERY_RECLAIM_DEAD] = { "reclaim_dead",
+		"WITH dead AS MATERIALIZED ("
+		" SELECT id FROM {schema}.worker WHERE lease_until < clock_timestamp()"
+		" ORDER BY id FOR UPDATE SKIP LOCKED),"
+		" held AS MATERIALIZED ("
+		" SELECT h.tid, coalesce(h.max_attempts, s.max_attempts, 5) AS max_attempts"
+		" FROM dead CROSS JOIN LATERAL ("
+		"  SELECT q.ctid AS tid, q.max_attempts, q.lane FROM " TABLE " AS q"
+		"  WHERE q.processed_at IS NULL AND q.status = 'running'"
+		"   AND split_part(q.claimed_by, '#', 1) = dead.id"
+		"  LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS h"
+		" LEFT JOIN {schema}.subscription AS s ON s.lane = h.lane LIMIT $1::int4)"
+		RECLAIM_UPDATE },
+
+	/* $1 most rows, $2 lease_secs: messages whose holder nobody knows. */
+	[MILL_QUERY_RECLAIM_UNKNOWN] = { "reclaim_unknown",
+		"WITH held AS MATERIALIZED ("
+		" SELECT q.ctid AS tid, coalesce(q.max_attempts, s.max_attempts, 5) AS max_attempts"
+		" FROM " TABLE " AS q LEFT JOIN {schema}.subscription AS s ON s.lane = q.lane"
+		" WHERE q.processed_at IS NULL AND q.status = 'running'"
+		"  AND coalesce(q.claimed_at, q.updated_at) < now() - $2::int4 * interval '1 second'"
+		"  AND NOT EXISTS (SELECT FROM {schema}.worker AS w"
+		"   WHERE w.id = split_part(q.claimed_by, '#', 1))"
+		" LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED)"
+		RECLAIM_UPDATE },
+
+	/* Dead workers that hold nothing any more. */
+	[MILL_QUERY_BURY] = { "bury",
+		"DELETE FROM {schema}.worker AS w WHERE lease_until < clock_timestamp()"
+		" AND NOT EXISTS (SELECT FROM " TABLE " AS q WHERE q.processed_at IS NULL"
+		"  AND q.status = 'running' AND split_part(q.claimed_by, '#', 1) = w.id)"
+		" RETURNING w.id" },
+};
+
+/* clang-format on */
+
+char *mill_query_fill(const char *sql, const char *schema, const char *table, const char *prefix)
+{
+	char *quoted_schema = mill_policy_quote_identifier(schema);
+	char *quoted_table = mill_policy_quote_identifier(table);
+	MILL_ASSERT(mill_policy_identifier(prefix, MILL_PREFIX_MAX));
+	const struct {
+		const char *placeholder, *value;
+	} fills[] = { { "{schema}", quoted_schema },
+		      { "{table}", quoted_table },
+		      { "{prefix}", prefix } };
+	struct mill_buffer out = { 0 };
+	while (*sql != '\0') {
+		size_t i = 0;
+		while (i < MILL_COUNT(fills) &&
+		       strncmp(sql, fills[i].placeholder, strlen(fills[i].placeholder)) != 0)
+			i++;
+		if (i < MILL_COUNT(fills)) {
+			mill_buffer_text(&out, fills[i].value);
+			sql += strlen(fills[i].placeholder);
+		} else {
+			mill_buffer_bytes(&out, sql++, 1);
+		}
+	}
+	mill_buffer_bytes(&out, "", 1);
+	free(quoted_schema);
+	free(quoted_table);
+	return out.data;
+}

@@ -1,0 +1,43 @@
+/*
+ * Every statement the runtime prepares, by name. The texts are in queries.c, with `{schema}`,
+ * `{table}` and `{prefix}` to be filled in.
+ */
+#pragma once
+
+enum mill_query {
+	MILL_QUERY_PIN,
+	MILL_QUERY_CLAIM,
+	MILL_QUERY_DUE,
+	MILL_QUERY_UNDO_CLAIM,
+	MILL_QUERY_SETTLE_DONE,
+	MILL_QUERY_SETTLE_DONE_ALONE,
+	MILL_QUERY_SETTLE_BACK,
+	MILL_QUERY_SETTLE_BACK_ALONE,
+	MILL_QUERY_SETTLE_PUBLISHING,
+	MILL_QUERY_PATIENCE,
+	MILL_QUERY_NOTIFY,
+	MILL_QUERY_PUBLISH,
+	MILL_QUERY_REGISTER_LANES,
+	MILL_QUERY_READ_LANES,
+	MILL_QUERY_REGISTER_WORKER,
+	MILL_QUERY_RENEW,
+	MILL_QUERY_LEAVE,
+	MILL_QUERY_STAMP,
+	MILL_QUERY_RECLAIM_DEAD,
+	MILL_QUERY_RECLAIM_UNKNOWN,
+	MILL_QUERY_BURY,
+	MILL_QUERY_COUNT,
+};
+
+struct mill_query_text {
+	const char *name;
+	const char *sql;
+};
+
+extern const struct mill_query_text mill_queries[MILL_QUERY_COUNT];
+
+/*
+ * `sql` with its placeholders filled in: {schema} and {table} as quoted identifiers, {prefix} bare.
+ * All three must be plain identifiers. A new string for the caller to free.
+ */
+char *mill_query_fill(const char *sql, const char *schema, const char *table, const char *prefix);

@@ -1,0 +1,530 @@
+/* The ledger as typed calls: see store.h. Each function is one exchange; columns are read by
+ * number. */
+#include "pg/store.h"
+
+#include <stdio.h>
+
+#include "core/policy.h"
+
+#define HISTORY_ERROR_MAX 500
+#define BIT(query) (UINT64_C(1) << (query))
+
+struct mill_store {
+	struct mill_statement statements[MILL_QUERY_COUNT];
+	int64_t max_payload_bytes;
+	char *worker_id;
+	struct mill_params params; /* reused by every call */
+};
+
+static const uint64_t uses[] = {
+	[MILL_USE_WORK] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_CLAIM) | BIT(MILL_QUERY_DUE) |
+	                  BIT(MILL_QUERY_UNDO_CLAIM) | BIT(MILL_QUERY_SETTLE_DONE) |
+	                  BIT(MILL_QUERY_SETTLE_BACK) | BIT(MILL_QUERY_NOTIFY),
+	[MILL_USE_LEASE] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_REGISTER_LANES) |
+	                   BIT(MILL_QUERY_READ_LANES) | BIT(MILL_QUERY_REGISTER_WORKER) |
+	                   BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) | BIT(MILL_QUERY_STAMP) |
+	                   BIT(MILL_QUERY_RECLAIM_DEAD) | BIT(MILL_QUERY_RECLAIM_UNKNOWN) |
+	                   BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_NOTIFY),
+	[MILL_USE_PUBLISH] = BIT(MILL_QUERY_PATIENCE) | BIT(MILL_QUERY_SETTLE_DONE_ALONE) |
+	                     BIT(MILL_QUERY_SETTLE_BACK_ALONE) | BIT(MILL_QUERY_SETTLE_PUBLISHING) |
+	                     BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_PUBLISH),
+	[MILL_USE_LISTEN] = 0,
+};
+
+struct mill_store *mill_store_new(const struct mill_store_options *options)
+{
+	struct mill_store *store = mill_calloc(1, sizeof(*store));
+	for (size_t i = 0; i < MILL_QUERY_COUNT; i++) {
+		store->statements[i].name = mill_queries[i].name;
+		store->statements[i].sql = mill_query_fill(mill_queries[i].sql, options->schema,
+		                                           options->table, options->prefix);
+	}
+	store->max_payload_bytes = options->max_payload_bytes;
+	return store;
+}
+
+void mill_store_free(struct mill_store *store)
+{
+	for (size_t i = 0; i < MILL_QUERY_COUNT; i++)
+		free((char *)store->statements[i].sql);
+	free(store->worker_id);
+	mill_params_free(&store->params);
+	free(store);
+}
+
+void mill_store_statements(const struct mill_store *store, enum mill_store_use use,
+                           struct mill_link_options *options)
+{
+	options->statements = store->statements;
+	options->statement_count = MILL_QUERY_COUNT;
+	options->prepared = uses[use];
+}
+
+void mill_store_set_worker(struct mill_store *store, const char *worker_id)
+{
+	free(store->worker_id);
+	store->worker_id = mill_strdup(worker_id);
+}
+
+/* What claimed_by says of a claim: never used twice. */
+static struct mill_span token(const struct mill_store *store, uint64_t claim, char *text,
+                              size_t size)
+{
+	int len = snprintf(text, size, "%s#%llu", store->worker_id, (unsigned long long)claim);
+	MILL_ASSERT(len > 0 && (size_t)len < size);
+	return (struct mill_span){ text, (size_t)len };
+}
+
+static struct mill_params *params(struct mill_store *store)
+{
+	mill_params_clear(&store->params);
+	return &store->params;
+}
+
+static void worker_param(struct mill_store *store, struct mill_params *p)
+{
+	mill_params_text(p, MILL_SPAN(store->worker_id));
+}
+
+/* An exchange of one statement. */
+static void send_one(struct mill_link *link, enum mill_query query, const struct mill_params *p,
+                     mill_link_done done, void *context)
+{
+	mill_link_begin(link);
+	mill_link_add(link, query, p);
+	mill_link_end(link, done, context);
+}
+
+/* The same with the plan pinned: its result is number 1. */
+static void send_pinned(struct mill_link *link, enum mill_query query, const struct mill_params *p,
+                        mill_link_done done, void *context)
+{
+	mill_link_begin(link);
+	mill_link_add(link, MILL_QUERY_PIN, NULL);
+	mill_link_add(link, query, p);
+	mill_link_end(link, done, context);
+}
+
+static void copy_id(const struct mill_rowset *rows, int row, int column, uint8_t id[16])
+{
+	struct mill_span span = mill_rowset_span(rows, row, column);
+	MILL_ASSERT(span.len == 16);
+	memcpy(id, span.data, 16);
+}
+
+/* ---- claim --------------------------------------------------------------------------------- */
+
+void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                      const struct mill_store_want *wants, size_t want_count, int32_t most,
+                      mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	char text[200];
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < want_count; i++)
+		mill_element_int4(p, wants[i].lane);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < want_count; i++)
+		mill_element_int4(p, wants[i].count);
+	mill_params_array_end(p);
+	for (int32_t end = 1; end <= MILL_PRIORITIES; end += MILL_PRIORITIES - 1) {
+		mill_params_array(p, MILL_TYPE_INT4);
+		for (size_t i = 0; i < want_count; i++)
+			mill_element_int4(p, (int32_t)i * MILL_PRIORITIES + end);
+		mill_params_array_end(p);
+	}
+	mill_params_array(p, MILL_TYPE_INT2);
+	for (size_t i = 0; i < want_count; i++)
+		for (int16_t at = 0; at < MILL_PRIORITIES; at++)
+			mill_element_int2(p, (int16_t)(MILL_PRIORITY_LEAST + at));
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TIMESTAMPTZ);
+	for (size_t i = 0; i < want_count; i++)
+		for (size_t at = 0; at < MILL_PRIORITIES; at++)
+			mill_element_int8(p, wants[i].low[at]);
+	mill_params_array_end(p);
+	mill_params_int4(p, most);
+	mill_params_text(p, token(store, claim, text, sizeof(text)));
+	mill_params_int4(p, (int32_t)store->max_payload_bytes);
+	send_pinned(link, MILL_QUERY_CLAIM, p, done, context);
+}
+
+size_t mill_store_claimed_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_count(mill_results_at(results, 1));
+}
+
+void mill_store_claimed_row(const struct mill_results *results, size_t i,
+                            struct mill_store_claimed *row)
+{
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	int at = (int)i;
+	copy_id(rows, at, 0, row->id);
+	row->lane = mill_rowset_int(rows, at, 1);
+	row->priority = mill_rowset_int(rows, at, 2);
+	row->available_at = mill_rowset_int8(rows, at, 3);
+	row->seq = mill_rowset_int8(rows, at, 4);
+	row->attempts = mill_rowset_int(rows, at, 5);
+	row->max_attempts = mill_rowset_int(rows, at, 6);
+	row->crashes = mill_rowset_int(rows, at, 7);
+	row->created_at = mill_rowset_int8(rows, at, 8) + MILL_PG_EPOCH_US;
+	row->published_by = mill_rowset_span(rows, at, 9);
+	row->headers = mill_rowset_span(rows, at, 10);
+	row->payload = mill_rowset_span(rows, at, 11);
+}
+
+void mill_store_due(struct mill_store *store, struct mill_link *link, const int32_t *lanes,
+                    size_t count, mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < count; i++)
+		mill_element_int4(p, lanes[i]);
+	mill_params_array_end(p);
+	send_pinned(link, MILL_QUERY_DUE, p, done, context);
+}
+
+size_t mill_store_due_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_count(mill_results_at(results, 1));
+}
+
+void mill_store_due_row(const struct mill_results *results, size_t i, int32_t *lane, double *secs)
+{
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	*lane = mill_rowset_int(rows, (int)i, 0);
+	*secs = mill_rowset_float8(rows, (int)i, 1);
+}
+
+void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                           mill_link_done done, void *context)
+{
+	char text[200];
+	struct mill_params *p = params(store);
+	mill_params_text(p, token(store, claim, text, sizeof(text)));
+	send_pinned(link, MILL_QUERY_UNDO_CLAIM, p, done, context);
+}
+
+size_t mill_store_undone_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_affected(mill_results_at(results, 1));
+}
+
+/* ---- settle -------------------------------------------------------------------------------- */
+
+static const char *const statuses[] = {
+	[MILL_SETTLE_DONE] = "done",
+	[MILL_SETTLE_PENDING] = "pending",
+	[MILL_SETTLE_FAILED] = "failed",
+	[MILL_SETTLE_DISCARDED] = "discarded",
+};
+
+/* $1 and $2 of both statements: which messages, and by which claim they are ours. */
+static void held_params(struct mill_store *store, struct mill_params *p,
+                        struct mill_delivery *const *deliveries, size_t count)
+{
+	char text[200];
+	mill_params_array(p, MILL_TYPE_UUID);
+	for (size_t i = 0; i < count; i++)
+		mill_element_uuid(p, deliveries[i]->id);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++)
+		mill_element_text(p, token(store, deliveries[i]->claim, text, sizeof(text)));
+	mill_params_array_end(p);
+}
+
+/* $3 to $8 of settle_back. */
+static void back_params(struct mill_params *p, struct mill_delivery *const *deliveries,
+                        size_t count)
+{
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++)
+		mill_element_text(p, MILL_SPAN(statuses[deliveries[i]->settlement]));
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_FLOAT8);
+	for (size_t i = 0; i < count; i++)
+		mill_element_float8(p, deliveries[i]->delay_secs);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++)
+		mill_element_text(p, deliveries[i]->error ? MILL_SPAN(deliveries[i]->error)
+		                                          : MILL_SPAN_NONE);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++) {
+		const char *error = deliveries[i]->error;
+		if (error == NULL) {
+			mill_element_text(p, MILL_SPAN_NONE);
+			continue;
+		}
+		char *short_error = mill_policy_clean_text(error, strlen(error), HISTORY_ERROR_MAX);
+		mill_element_text(p, MILL_SPAN(short_error));
+		free(short_error);
+	}
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < count; i++)
+		mill_element_int4(p, deliveries[i]->refund);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < count; i++)
+		mill_element_int4(p, deliveries[i]->crashed);
+	mill_params_array_end(p);
+}
+
+/* Each topic once, of the messages that go back to their lanes. */
+static bool topic_params(struct mill_params *p, struct mill_delivery *const *deliveries,
+                         size_t count)
+{
+	bool any = false;
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++) {
+		if (deliveries[i]->settlement != MILL_SETTLE_PENDING)
+			continue;
+		const char *topic = deliveries[i]->lane->spec->topic;
+		bool known = false;
+		for (size_t j = 0; j < i && !known; j++)
+			known = deliveries[j]->settlement == MILL_SETTLE_PENDING &&
+			        strcmp(deliveries[j]->lane->spec->topic, topic) == 0;
+		if (!known)
+			mill_element_text(p, MILL_SPAN(topic));
+		any = true;
+	}
+	mill_params_array_end(p);
+	return any;
+}
+
+static void settle(struct mill_store *store, struct mill_link *link, bool alone,
+                   struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                   void *context)
+{
+	static const enum mill_query queries[2][2] = {
+		{ MILL_QUERY_SETTLE_BACK, MILL_QUERY_SETTLE_BACK_ALONE },
+		{ MILL_QUERY_SETTLE_DONE, MILL_QUERY_SETTLE_DONE_ALONE },
+	};
+	bool is_done = deliveries[0]->settlement == MILL_SETTLE_DONE;
+	struct mill_params *p = params(store);
+	held_params(store, p, deliveries, count);
+	if (!is_done)
+		back_params(p, deliveries, count);
+	mill_link_begin(link);
+	mill_link_add(link, alone ? MILL_QUERY_PATIENCE : MILL_QUERY_PIN, NULL);
+	mill_link_add(link, queries[is_done][alone], p);
+	if (!is_done) {
+		p = params(store);
+		if (topic_params(p, deliveries, count))
+			mill_link_add(link, MILL_QUERY_NOTIFY, p);
+	}
+	mill_link_end(link, done, context);
+}
+
+void mill_store_settle(struct mill_store *store, struct mill_link *work,
+                       struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                       void *context)
+{
+	settle(store, work, false, deliveries, count, done, context);
+}
+
+size_t mill_store_settled_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_count(mill_results_at(results, 1));
+}
+
+void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t id[16])
+{
+	copy_id(mill_results_at(results, 1), (int)i, 0, id);
+}
+
+void mill_store_settle_alone(struct mill_store *store, struct mill_link *publish,
+                             struct mill_delivery *delivery, mill_link_done done, void *context)
+{
+	if (delivery->publications == NULL) {
+		settle(store, publish, true, &delivery, 1, done, context);
+		return;
+	}
+	char text[200];
+	struct mill_params *p = params(store);
+	mill_params_uuid(p, delivery->id);
+	mill_params_text(p, token(store, delivery->claim, text, sizeof(text)));
+	mill_params_text(p, MILL_SPAN(delivery->publications));
+	mill_link_begin(publish);
+	mill_link_add(publish, MILL_QUERY_PATIENCE, NULL);
+	mill_link_add(publish, MILL_QUERY_SETTLE_PUBLISHING, p);
+	mill_link_end(publish, done, context);
+}
+
+/* ---- publish ------------------------------------------------------------------------------- */
+
+void mill_store_publish(struct mill_store *store, struct mill_link *link, struct mill_span request,
+                        struct mill_span published_by, mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_text(p, request);
+	mill_params_text(p, published_by);
+	mill_link_begin(link);
+	mill_link_add(link, MILL_QUERY_PATIENCE, NULL);
+	mill_link_add(link, MILL_QUERY_PUBLISH, p);
+	mill_link_end(link, done, context);
+}
+
+struct mill_span mill_store_published(const struct mill_results *results)
+{
+	return mill_rowset_span(mill_results_at(results, 1), 0, 0);
+}
+
+/* ---- lanes and leases ---------------------------------------------------------------------- */
+
+static void pair_params(struct mill_params *p, const struct mill_manifest *manifest)
+{
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_text(p, MILL_SPAN(manifest->lanes[i].topic));
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_text(p, MILL_SPAN(manifest->lanes[i].subscriber));
+	mill_params_array_end(p);
+}
+
+void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
+                               const struct mill_manifest *manifest, mill_link_done done,
+                               void *context)
+{
+	mill_link_begin(link);
+	struct mill_params *p = params(store);
+	mill_params_text(p, MILL_SPAN(manifest->settings.app));
+	pair_params(p, manifest);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_int4(p, (int32_t)manifest->lanes[i].options.max_attempts);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_int4(p, (int32_t)manifest->lanes[i].options.retry_backoff_secs);
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_int4(p, (int32_t)manifest->lanes[i].options.retain_hours);
+	mill_params_array_end(p);
+	mill_link_add(link, MILL_QUERY_REGISTER_LANES, p);
+	p = params(store);
+	pair_params(p, manifest);
+	mill_link_add(link, MILL_QUERY_READ_LANES, p);
+	mill_link_end(link, done, context);
+}
+
+int32_t mill_store_registered_lane(const struct mill_results *results, size_t i,
+                                   struct mill_span *app)
+{
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	*app = mill_rowset_span(rows, (int)i, 1);
+	return mill_rowset_int(rows, (int)i, 0);
+}
+
+void mill_store_register_worker(struct mill_store *store, struct mill_link *link,
+                                const struct mill_store_worker *worker, mill_link_done done,
+                                void *context)
+{
+	struct mill_params *p = params(store);
+	worker_param(store, p);
+	mill_params_text(p, MILL_SPAN(worker->app));
+	mill_params_text(p, MILL_SPAN(worker->host));
+	mill_params_int4(p, worker->pid);
+	mill_params_int4(p, worker->lease_secs);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < worker->lane_count; i++)
+		mill_element_int4(p, worker->lanes[i]);
+	mill_params_array_end(p);
+	mill_params_int4(p, worker->generation);
+	send_one(link, MILL_QUERY_REGISTER_WORKER, p, done, context);
+}
+
+void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context)
+{
+	struct mill_params *p = params(store);
+	worker_param(store, p);
+	send_one(link, MILL_QUERY_RENEW, p, done, context);
+}
+
+bool mill_store_renewed(const struct mill_results *results)
+{
+	return mill_rowset_count(mill_results_at(results, 0)) == 1;
+}
+
+void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context)
+{
+	struct mill_params *p = params(store);
+	worker_param(store, p);
+	send_one(link, MILL_QUERY_LEAVE, p, done, context);
+}
+
+void mill_store_stamp(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context)
+{
+	(void)store;
+	send_pinned(link, MILL_QUERY_STAMP, NULL, done, context);
+}
+
+size_t mill_store_stamped_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_count(mill_results_at(results, 1));
+}
+
+struct mill_span mill_store_stamped_topic(const struct mill_results *results, size_t i)
+{
+	return mill_rowset_span(mill_results_at(results, 1), (int)i, 0);
+}
+
+void mill_store_reclaim_dead(struct mill_store *store, struct mill_link *link, int32_t most,
+                             mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_int4(p, most);
+	mill_link_begin(link);
+	mill_link_add(link, MILL_QUERY_PIN, NULL);
+	mill_link_add(link, MILL_QUERY_RECLAIM_DEAD, p);
+	mill_link_add(link, MILL_QUERY_BURY, NULL);
+	mill_link_end(link, done, context);
+}
+
+void mill_store_reclaim_unknown(struct mill_store *store, struct mill_link *link, int32_t most,
+                                int32_t lease_secs, mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_int4(p, most);
+	mill_params_int4(p, lease_secs);
+	send_pinned(link, MILL_QUERY_RECLAIM_UNKNOWN, p, done, context);
+}
+
+size_t mill_store_reclaimed_count(const struct mill_results *results)
+{
+	return (size_t)mill_rowset_count(mill_results_at(results, 1));
+}
+
+void mill_store_reclaimed_row(const struct mill_results *results, size_t i,
+                              struct mill_store_reclaimed *row)
+{
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	int at = (int)i;
+	copy_id(rows, at, 0, row->id);
+	row->topic = mill_rowset_span(rows, at, 1);
+	row->subscriber = mill_rowset_span(rows, at, 2);
+	row->failed = mill_rowset_bool(rows, at, 3);
+	row->attempts = mill_rowset_int(rows, at, 4);
+}
+
+void mill_store_notify(struct mill_store *store, struct mill_link *link,
+                       const struct mill_span *topics, size_t count, mill_link_done done,
+                       void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_array(p, MILL_TYPE_TEXT);
+	for (size_t i = 0; i < count; i++)
+		mill_element_text(p, topics[i]);
+	mill_params_array_end(p);
+	send_one(link, MILL_QUERY_NOTIFY, p, done, context);
+}

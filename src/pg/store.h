@@ -1,0 +1,161 @@
+/*
+ * The ledger as typed calls: what the runtime asks of the database, without SQL and without libpq.
+ *
+ * A store fills in the statements for one schema; the calls send one exchange each on a link that
+ * was made with mill_store_statements. Answers come as link.h says: later, exactly once; rows are
+ * read with the functions below, during the callback.
+ *
+ * Runtime process.
+ */
+#pragma once
+
+#include "core/delivery.h"
+#include "pg/link.h"
+#include "pg/queries.h"
+
+struct mill_store;
+
+struct mill_store_options {
+	const char *schema, *table, *prefix; /* plain identifiers */
+	int64_t max_payload_bytes;
+};
+struct mill_store *mill_store_new(const struct mill_store_options *options);
+void mill_store_free(struct mill_store *store);
+
+/* Which statements a link prepares. */
+enum mill_store_use { MILL_USE_WORK, MILL_USE_LEASE, MILL_USE_PUBLISH, MILL_USE_LISTEN };
+/* Fill in statements, statement_count and prepared of a link's options. */
+void mill_store_statements(const struct mill_store *store, enum mill_store_use use,
+                           struct mill_link_options *options);
+
+/* Name the worker whose claims are to be fenced: from now on tokens begin with this id. */
+void mill_store_set_worker(struct mill_store *store, const char *worker_id);
+
+/* ---- claim, on the work link --------------------------------------------------------------- */
+
+#define MILL_PRIORITY_LEAST (-9)
+#define MILL_PRIORITY_MOST 9
+#define MILL_PRIORITIES (MILL_PRIORITY_MOST - MILL_PRIORITY_LEAST + 1)
+
+/* One lane of a claim: how many, and for each priority from which due time on (µs since 2000). */
+struct mill_store_want {
+	int32_t lane;
+	int32_t count;
+	int64_t low[MILL_PRIORITIES];
+};
+
+/* Claim at most `most` messages in all under claim number `claim`. */
+void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                      const struct mill_store_want *wants, size_t want_count, int32_t most,
+                      mill_link_done done, void *context);
+
+/* One claimed row. Spans lie in the results. */
+struct mill_store_claimed {
+	uint8_t id[16];
+	int32_t lane, priority;
+	int64_t available_at; /* µs since 2000, for the low-water mark */
+	int64_t seq;
+	int32_t attempts;
+	int32_t max_attempts; /* 0: the lane's */
+	int32_t crashes;
+	int64_t created_at; /* µs since 1970 */
+	struct mill_span published_by, headers;
+	struct mill_span payload; /* absent: it is larger than max_payload_bytes */
+};
+size_t mill_store_claimed_count(const struct mill_results *results);
+void mill_store_claimed_row(const struct mill_results *results, size_t i,
+                            struct mill_store_claimed *row);
+
+/* When the first waiting message of each lane is due. */
+void mill_store_due(struct mill_store *store, struct mill_link *link, const int32_t *lanes,
+                    size_t count, mill_link_done done, void *context);
+size_t mill_store_due_count(const struct mill_results *results);
+/* Seconds from now, negative when it is due already. */
+void mill_store_due_row(const struct mill_results *results, size_t i, int32_t *lane, double *secs);
+
+/* Give back what a claim took whose reply was lost; attempts refunded. */
+void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                           mill_link_done done, void *context);
+size_t mill_store_undone_count(const struct mill_results *results);
+
+/* ---- settle -------------------------------------------------------------------------------- */
+
+/*
+ * Write the outcomes of `count` deliveries, sorted by id, all of one kind: done without
+ * publications, or not done. On the work link. The rows returned are those that were still ours and
+ * not locked.
+ */
+void mill_store_settle(struct mill_store *store, struct mill_link *work,
+                       struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                       void *context);
+/*
+ * Write one outcome, with the delivery's publications if it has any in one transaction. On the
+ * publish link: it waits some seconds for a row that somebody has locked. No row returned: the
+ * message is no longer ours.
+ */
+void mill_store_settle_alone(struct mill_store *store, struct mill_link *publish,
+                             struct mill_delivery *delivery, mill_link_done done, void *context);
+size_t mill_store_settled_count(const struct mill_results *results);
+void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t id[16]);
+
+/* ---- publish, on the publish link ------------------------------------------------------------ */
+
+void mill_store_publish(struct mill_store *store, struct mill_link *link, struct mill_span request,
+                        struct mill_span published_by, mill_link_done done, void *context);
+/* {"id", "topic", "delivered", "duplicate"} */
+struct mill_span mill_store_published(const struct mill_results *results);
+
+/* ---- lanes and leases, on the lease link ----------------------------------------------------- */
+
+/* Upsert the manifest's lanes and read their numbers. Another app's pair changes nothing. */
+void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
+                               const struct mill_manifest *manifest, mill_link_done done,
+                               void *context);
+/* The number of the manifest's lane `i` and the app that owns it (absent: it is gone again). */
+int32_t mill_store_registered_lane(const struct mill_results *results, size_t i,
+                                   struct mill_span *app);
+
+struct mill_store_worker {
+	const char *app, *host;
+	int32_t pid;
+	int32_t lease_secs;
+	int32_t generation;
+	const int32_t *lanes;
+	size_t lane_count;
+};
+/* Write the row of the worker named by mill_store_set_worker. */
+void mill_store_register_worker(struct mill_store *store, struct mill_link *link,
+                                const struct mill_store_worker *worker, mill_link_done done,
+                                void *context);
+void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context);
+/* Did the renewal find the lease still alive? */
+bool mill_store_renewed(const struct mill_results *results);
+void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context);
+
+/* Give rows without a lane theirs; topics are notified. */
+void mill_store_stamp(struct mill_store *store, struct mill_link *link, mill_link_done done,
+                      void *context);
+size_t mill_store_stamped_count(const struct mill_results *results);
+struct mill_span mill_store_stamped_topic(const struct mill_results *results, size_t i);
+
+/* Reclaim from dead workers and bury those that hold nothing; at most `most` rows. */
+void mill_store_reclaim_dead(struct mill_store *store, struct mill_link *link, int32_t most,
+                             mill_link_done done, void *context);
+/* Reclaim rows held for longer than `lease_secs` by a worker nobody knows. */
+void mill_store_reclaim_unknown(struct mill_store *store, struct mill_link *link, int32_t most,
+                                int32_t lease_secs, mill_link_done done, void *context);
+struct mill_store_reclaimed {
+	uint8_t id[16];
+	struct mill_span topic, subscriber;
+	bool failed; /* out of attempts */
+	int32_t attempts;
+};
+size_t mill_store_reclaimed_count(const struct mill_results *results);
+void mill_store_reclaimed_row(const struct mill_results *results, size_t i,
+                              struct mill_store_reclaimed *row);
+/* Tell everybody that these topics have something again. */
+void mill_store_notify(struct mill_store *store, struct mill_link *link,
+                       const struct mill_span *topics, size_t count, mill_link_done done,
+                       void *context);
