@@ -22,7 +22,7 @@ help:
 	@echo "make build      build the program into $(BUILD)"
 	@echo "make run        install what is missing, build, and start the sample app with its own Postgres"
 	@echo "make test       install what is missing, build, and run the specs; SPEC=spec/unit for a part"
-	@echo "make check      include rules, luacheck, formatting"
+	@echo "make check      include rules, luacheck, formatting, documentation of the keys"
 	@echo "make asan-test  the specs against a build with address and undefined behaviour sanitizers"
 	@echo "make clean      remove all builds"
 
@@ -54,6 +54,9 @@ check:
 		done; \
 		test -z "$$bad" || { echo "run clang-format -i on these files"; exit 1; }; \
 	else echo "clang-format is not installed: skipped"; fi
+	@if [ -x $(BUILD)/tidemill ] && command -v luajit >/dev/null; then \
+		echo "checking the documentation"; script/check-docs $(BUILD)/tidemill || exit 1; \
+	else echo "$(BUILD)/tidemill is not built: the documentation is not checked"; fi
 
 # The specs load the library under test into luajit, which was not built with the sanitizer: its
 # run-time library is preloaded there, and only there. What luajit leaves unfreed at its end is no

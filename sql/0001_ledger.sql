@@ -71,8 +71,9 @@ create table {schema}.{table} (
   constraint message_due_time_is_finite
     check (isfinite(available_at))
 ) with (
-  -- Half of each page stays free, so that the new version of a claimed row fits beside the old one.
-  fillfactor = 50,
+  -- Room in each page for a claimed version of all its rows, which is larger than the waiting one by claimed_at and
+  -- claimed_by: with 50 every sixth claim would have to go to another page, and there is no HOT update across pages.
+  fillfactor = 45,
   -- Every message makes two dead versions within seconds. The defaults would let a fifth of the table die first.
   autovacuum_vacuum_scale_factor = 0.02,
   autovacuum_vacuum_threshold = 2000,
@@ -95,9 +96,10 @@ create index message_claim on {schema}.{table} (lane, priority, available_at, se
 create unique index message_dedupe on {schema}.{table} (lane, dedupe_key)
   where dedupe_key is not null and processed_at is null;
 
--- Finished rows by age: what prune reads.
-create index message_finished on {schema}.{table} (processed_at)
-  where processed_at is not null;
+-- Done rows of each lane by age: what prune reads. Lanes keep their rows for different times, so one order for all would
+-- make every pass walk over those that stay. 0 stands for no lane.
+create index message_finished on {schema}.{table} ((coalesce(lane, 0)), processed_at)
+  where processed_at is not null and error is null;
 
 -- Dead letters among millions of done rows. A predicate on status would cost every claim its HOT update; `error` serves
 -- instead: it is null in every done row, never null in a failed one, and no claim writes it. The index holds the failed

@@ -4,6 +4,10 @@
 --
 -- Pure Lua.
 
+-- A handler may have changed the library's tables.
+local ipairs, tostring, type = ipairs, tostring, type
+local format, sub, concat = string.format, string.sub, table.concat
+
 local argument = {}
 
 -- The longest wait or delay that can be asked for: a leap year.
@@ -15,7 +19,7 @@ function argument.show(value)
   if kind == "nil" then
     return "nothing"
   elseif kind == "string" then
-    return #value <= 40 and ("%q"):format(value) or ("%q…"):format(value:sub(1, 40))
+    return #value <= 40 and format("%q", value) or format("%q…", sub(value, 1, 40))
   elseif kind == "number" or kind == "boolean" then
     return tostring(value)
   end
@@ -23,20 +27,20 @@ function argument.show(value)
 end
 
 local function expected(what, value)
-  return ("expected %s, found %s"):format(what, argument.show(value))
+  return format("expected %s, found %s", what, argument.show(value))
 end
 
 function argument.number(value, low, high, what)
   -- The comparison fails for NaN.
   if type(value) ~= "number" or not (value >= low and value <= high) then
-    return expected(("%s from %d to %d"):format(what or "a number", low, high), value)
+    return expected(format("%s from %d to %d", what or "a number", low, high), value)
   end
 end
 
 function argument.integer(value, low, high)
   local wrong = argument.number(value, low, high, "a whole number")
   if not wrong and value % 1 ~= 0 then
-    return expected(("a whole number from %d to %d"):format(low, high), value)
+    return expected(format("a whole number from %d to %d", low, high), value)
   end
   return wrong
 end
@@ -70,7 +74,7 @@ function argument.word(value, words)
       return
     end
   end
-  return expected('"' .. table.concat(words, '" or "') .. '"', value)
+  return expected('"' .. concat(words, '" or "') .. '"', value)
 end
 
 return argument

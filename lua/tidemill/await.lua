@@ -13,7 +13,7 @@ local host = require "tidemill.host"
 
 local create, raw_resume, raw_yield = coroutine.create, coroutine.resume, coroutine.yield
 local isyieldable = coroutine.isyieldable
-local error = error
+local error, format = error, string.format
 
 -- A value nobody else has.
 local WAIT = host.wait
@@ -23,10 +23,10 @@ local await = {}
 -- Why an op cannot be waited for where the caller stands.
 local function refusal(op)
   if not host.running() then
-    return ("`%s` works only while a handler runs, not while config.lua and modules are loaded"):format(op)
+    return format("`%s` works only while a handler runs, not while config.lua and modules are loaded", op)
   end
-  return ("`%s` cannot wait inside of a function that C code called "
-    .. "(a callback of table.sort or string.gsub, the top level of a module): call it outside"):format(op)
+  return format("`%s` cannot wait inside of a function that C code called "
+    .. "(a callback of table.sort or string.gsub, the top level of a module): call it outside", op)
 end
 
 -- Waits for an op. Returns its result, or nil and why there is none.

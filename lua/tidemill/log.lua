@@ -6,8 +6,9 @@
 local host = require "tidemill.host"
 local argument = require "tidemill.argument"
 
-local type, tostring, pairs, error, select, unpack = type, tostring, pairs, error, select, unpack
-local sort = table.sort
+-- A handler may have changed the library's tables.
+local error, pairs, select, tonumber, tostring, type = error, pairs, select, tonumber, tostring, type
+local concat, format, gsub, sort, unpack = table.concat, string.format, string.gsub, table.sort, unpack
 
 -- As in core/log.h.
 local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
@@ -45,7 +46,7 @@ local function flatten(fields)
     if value == nil then
       value = fields[tonumber(name)]
     end
-    local shown = name:gsub("[^%w_]", "_")
+    local shown = gsub(name, "[^%w_]", "_")
     flat[n + 1] = TAKEN[shown] and shown .. "_" or shown
     flat[n + 2] = field_text(value)
     n = n + 2
@@ -75,7 +76,7 @@ for name, level in pairs(LEVELS) do
   log[name] = function(text, fields)
     local wrong = log.write(level, text, fields)
     if wrong then
-      error(("tidemill.log.%s: %s"):format(name, wrong), 2)
+      error(format("tidemill.log.%s: %s", name, wrong), 2)
     end
   end
 end
@@ -90,7 +91,7 @@ function log.print(...)
     end
     parts[i] = text
   end
-  host.log(LEVELS.info, "print", table.concat(parts, "\t"))
+  host.log(LEVELS.info, "print", concat(parts, "\t"))
 end
 
 -- Something about the handlers themselves, by its own event name.

@@ -6,10 +6,12 @@
 local host = require "tidemill.host"
 local argument = require "tidemill.argument"
 
-local concat = table.concat
+-- A handler may have changed the library's tables.
+local ipairs, pairs, type = ipairs, pairs, type
+local byte, concat, date, floor, format = string.byte, table.concat, os.date, math.floor, string.format
 
 local NONE = {}
-local OBJECT = ("{"):byte()
+local OBJECT = byte "{"
 
 local publication = {}
 
@@ -31,8 +33,7 @@ local function time_text(value)
   if type(value) == "string" then
     return value
   end
-  local micros = math.floor(value % 1 * 1e6)
-  return os.date("!%Y-%m-%dT%H:%M:%S", math.floor(value)) .. (".%06dZ"):format(micros)
+  return date("!%Y-%m-%dT%H:%M:%S", floor(value)) .. format(".%06dZ", floor(value % 1 * 1e6))
 end
 
 -- In the order they are written. `check` returns what is wrong, `write` what is written instead of
@@ -57,7 +58,7 @@ end
 local function unknown_option(options)
   for name in pairs(options) do
     if not known[name] then
-      return ("options: %s is unknown, known are %s"):format(argument.show(name), concat(known, ", "))
+      return format("options: %s is unknown, known are %s", argument.show(name), concat(known, ", "))
     end
   end
 end
@@ -87,7 +88,7 @@ local function write_options(parts, options, carried)
       if not json then
         return wrong
       end
-      if option.name == "headers" and json:byte() ~= OBJECT then
+      if option.name == "headers" and byte(json) ~= OBJECT then
         return path .. ": expected a table with names as keys, found a list"
       end
       parts[#parts + 1] = ',"' .. option.name .. '":' .. json

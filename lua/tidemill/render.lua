@@ -5,8 +5,10 @@
 
 local host = require "tidemill.host"
 
+-- A handler may have changed the library's tables.
 local pcall, rawget, tostring, type = pcall, rawget, tostring, type
 local getmetatable, traceback = debug.getmetatable, debug.traceback
+local format, gsub, sub = string.format, string.gsub, string.sub
 
 -- The longest JSON shown of a table that was raised.
 local TABLE_BYTES = 1000
@@ -19,7 +21,7 @@ local function of_table(value)
     return "the error is a table"
   end
   if #json > TABLE_BYTES then
-    json = json:sub(1, TABLE_BYTES) .. "…"
+    json = sub(json, 1, TABLE_BYTES) .. "…"
   end
   return "the error is a table: " .. json
 end
@@ -38,7 +40,7 @@ function render.value(value)
       if ok and type(text) == "string" then
         return text
       end
-      return ("the error is a %s whose __tostring fails"):format(kind)
+      return format("the error is a %s whose __tostring fails", kind)
     end
     if kind == "table" then
       return of_table(value)
@@ -58,20 +60,21 @@ end
 
 -- What runs a delivery is of no interest to whoever reads a handler's traceback, nor is a position
 -- inside of it that a tail call left as the place of an error.
-local function without_internals(text)
-  text = text:gsub("^tidemill[%w.]*:%d+: ", "")
-  text = text:gsub("\n\ttidemill%.task:%d+: in function <[^\n]*\n\t%[C%]: in function 'xpcall'\n.*$", "")
-  return text
+local function without_internals(text, trace)
+  text = gsub(text, "^tidemill[%w.]*:%d+: ", "")
+  trace = gsub(trace, "\n\ttidemill[%w.]*:%d+: in function [^\n]*", "")
+  trace = gsub(trace, "\n\t%[C%]: in function 'xpcall'$", "")
+  return text .. trace
 end
 
 -- The message handler of a delivery: the error with the traceback of its place.
 function render.raised(value)
-  return without_internals(traceback(render.value(value), 2))
+  return without_internals(render.value(value), traceback("", 2))
 end
 
 -- `text` with the traceback of a suspended coroutine.
 function render.waiting(co, text)
-  return without_internals(traceback(co, text))
+  return without_internals(text, traceback(co, ""))
 end
 
 return render

@@ -10,7 +10,9 @@ local log = require "tidemill.log"
 local publication = require "tidemill.publication"
 local render = require "tidemill.render"
 
+-- A handler may have changed the library's tables.
 local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
+local format = string.format
 local take = host.take
 local raised = render.raised
 
@@ -22,7 +24,7 @@ Context.__index = Context
 -- Why `self` cannot be used in a method called `name`, or nothing.
 local function misuse(self, name)
   if type(self) ~= "table" or getmetatable(self) ~= Context then
-    return ("call it with a colon, ctx:%s(…)"):format(name)
+    return format("call it with a colon, ctx:%s(…)", name)
   end
   if not host.owns(self.message_id) then
     return "this ctx belongs to a delivery that is not running"
@@ -31,7 +33,7 @@ end
 
 -- Raises at the line of the handler that called the method; a tail call would lose that line.
 local function refuse(name, wrong)
-  error(("ctx:%s: %s"):format(name, wrong), 3)
+  error(format("ctx:%s: %s", name, wrong), 3)
 end
 
 -- End the delivery: as a failed attempt, after `secs` instead of the backoff.

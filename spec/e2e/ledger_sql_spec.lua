@@ -162,25 +162,29 @@ describe("the ledger", function()
     end)
   end
 
+  -- What a statement wrote into the ledger, counted on a connection whose statistics hold nothing else.
+  local function written(worker, sql)
+    worker:exec "begin"
+    worker:query(sql)
+    local counts = worker:query([[select n_tup_upd as all, n_tup_hot_upd as hot from pg_stat_xact_user_tables
+      where schemaname = 'tidemill' and relname = 'queue_message']])[1]
+    worker:exec "commit"
+    return counts
+  end
+
   it("writes a claim and its release without touching an index", function()
     ledger:subscribe("a", "s")
-    ledger.db:query "select tidemill.publish('a', dedupe_key => i::text) from generate_series(1, 20) as i"
-    -- Counted on a connection of its own, whose statistics hold nothing else.
-    local worker = ledger:connect()
-    local function counts()
-      return worker:query([[select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables
-        where schemaname = 'tidemill' and relname = 'queue_message']])[1]
-    end
-    worker:exec "begin"
-    worker:query [[update tidemill.queue_message set status = 'running', attempts = attempts + 1, claimed_at = now(),
-      claimed_by = 'w#1', updated_at = now()]]
-    local claimed = counts()
-    worker:query [[update tidemill.queue_message set status = 'pending', attempts = attempts - 1, claimed_at = null,
-      claimed_by = null, updated_at = now()]]
-    local released = counts()
-    worker:exec "commit"
-    assert.same({ n_tup_upd = "20", n_tup_hot_upd = "20" }, claimed)
-    assert.same({ n_tup_upd = "40", n_tup_hot_upd = "40" }, released)
+    -- Several pages full: each must have kept room for the claimed versions, which are larger.
+    ledger.db:query [[select * from tidemill.publish_many('{a}'::text[], (
+      select array_agg(to_jsonb(repeat('x', 200))) from generate_series(1, 300)))]]
+    ledger.db:query "select tidemill.publish('a', dedupe_key => 'k')"
+    assert.same({ all = "301", hot = "301" }, written(ledger:connect(),
+      [[update tidemill.queue_message set status = 'running', attempts = attempts + 1, claimed_at = now(),
+        claimed_by = '01a22c47-f447-7def-a105-f049691a3411#123', updated_at = now()]]))
+    ledger.db:exec "vacuum tidemill.queue_message"
+    assert.same({ all = "301", hot = "301" }, written(ledger:connect(),
+      [[update tidemill.queue_message set status = 'pending', attempts = attempts - 1, claimed_at = null,
+        claimed_by = null, updated_at = now()]]))
   end)
 
   it("has no index that names a column written by a claim", function()

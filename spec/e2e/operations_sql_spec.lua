@@ -391,7 +391,8 @@ describe("the view", function()
   end)
 
   it("worker_status tells who is alive", function()
-    ledger.db:query [[insert into tidemill.worker (id, app, host, pid, lease_secs, lease_until, generation, lanes) values
+    ledger.db:query [[insert into tidemill.worker
+        (id, app, host, pid, lease_secs, lease_until, generation, lanes) values
       ('one', 'shop', 'h', 7, 30, now() + interval '30 s', 3, '{1,2}'),
       ('two', 'shop', 'h', 8, 30, now() - interval '1 s', 1, '{}')]]
     local rows = ledger.db:query "select * from tidemill.worker_status order by id"
@@ -458,7 +459,8 @@ describe("grant_to", function()
     reader = { "lanes", "workers", "failed", "version" },
     operator = { "lanes", "workers", "failed", "version", "retry", "discard", "cancel", "reschedule" },
     worker = { "publish", "publish_many", "publish_items", "retry", "discard", "cancel", "reschedule", "lanes",
-      "workers", "failed", "version", "claim", "prune", "insert", "payload", "register", "renew", "settings", "remember" },
+      "workers", "failed", "version", "claim", "prune", "insert", "payload", "register", "renew", "settings",
+      "remember" },
   }
 
   for duty, allowed in pairs(duties) do

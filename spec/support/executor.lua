@@ -69,7 +69,7 @@ local lib = unit.cdef [[
 ]]
 
 unit.cdef [[
-  struct spec_page { uint64_t ticket, since_ns, heap_bytes; };
+  struct spec_page { uint64_t ticket, since_ns, deadline_ns, heap_bytes; };
   int socketpair(int domain, int type, int protocol, int pair[2]);
   int memfd_create(const char *name, unsigned int flags);
   int ftruncate(int fd, long length);

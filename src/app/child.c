@@ -97,8 +97,8 @@ static int take_descriptors(const int fds[MILL_CHILD_FDS], int *report)
 	return 0;
 }
 
-MILL_NORETURN static void run_child(const struct mill_child_options *options, char *const *environment,
-				    pid_t parent, int report)
+MILL_NORETURN static void run_child(const struct mill_child_options *options,
+                                    char *const *environment, pid_t parent, int report)
 {
 	reset_signals();
 	if (options->own_session && (setsid() < 0 || chdir("/") != 0))
@@ -205,7 +205,7 @@ const char *mill_child_status_text(int status)
 	static char text[80];
 	if (WIFSIGNALED(status))
 		snprintf(text, sizeof(text), "signal %d (%s)", WTERMSIG(status),
-			 strsignal(WTERMSIG(status)));
+		         strsignal(WTERMSIG(status)));
 	else
 		snprintf(text, sizeof(text), "exit code %d", WEXITSTATUS(status));
 	return text;

@@ -24,12 +24,13 @@ struct mill_account {
 #define MILL_CHILD_FDS 5
 
 struct mill_child_options {
-	const char *program;	 /* a path; not looked up in PATH */
+	const char *program;     /* a path; not looked up in PATH */
 	const char *const *argv; /* ends with NULL */
 	/* Descriptors 0 to 4 of the child. −1: /dev/null for 0 to 2, closed for the others. */
 	int fds[MILL_CHILD_FDS];
 	const struct mill_account *account; /* NULL: stay who we are */
-	/* A session of its own, in folder `/`: neither the terminal's Ctrl-C nor its end reach it. */
+	/* A session of its own, in folder `/`: neither the terminal's Ctrl-C nor its end reach it.
+	 */
 	bool own_session;
 	/* Only PATH, TZ and LD_LIBRARY_PATH of our environment, which may hold secrets. */
 	bool bare_environment;
@@ -43,14 +44,14 @@ int mill_account_find(const char *name, struct mill_account *account, struct mil
 pid_t mill_child_start(const struct mill_child_options *options, struct mill_err *err);
 
 /*
- * Keep descriptors from `first` on from every child there will be, those that whoever started us left
- * open included.
+ * Keep descriptors from `first` on from every child there will be, those that whoever started us
+ * left open included.
  */
 void mill_child_keep_from(int first);
 
 enum mill_child_wait {
-	MILL_CHILD_ENDED,	/* reaped: `status` is waitpid's */
-	MILL_CHILD_RUNS,	/* still, after the limit */
+	MILL_CHILD_ENDED,       /* reaped: `status` is waitpid's */
+	MILL_CHILD_RUNS,        /* still, after the limit */
 	MILL_CHILD_INTERRUPTED, /* a SIGINT or SIGTERM waits for us, blocked */
 };
 
@@ -66,12 +67,13 @@ void mill_child_reap(pid_t pid);
 /* SIGKILL, and reap. */
 void mill_child_kill(pid_t pid);
 
-/* How a child ended, for people: "exit code 1", "signal 11 (Segmentation fault)", in a static text. */
+/* How a child ended, for people: "exit code 1", "signal 11 (Segmentation fault)", in a static text.
+ */
 const char *mill_child_status_text(int status);
 
 /*
- * Can the account read (R_OK), write (W_OK), enter (X_OK) `path`? Tried in a child that becomes that
- * account, so it holds for every kind of file system and permission.
+ * Can the account read (R_OK), write (W_OK), enter (X_OK) `path`? Tried in a child that becomes
+ * that account, so it holds for every kind of file system and permission.
  */
 bool mill_account_can(const struct mill_account *account, const char *path, int mode);
 

@@ -80,7 +80,7 @@ static int send_load(int fd, const char *path, enum mill_load_mode mode, struct 
 
 /* The text has a line for each problem. */
 static int report_load_error(struct mill_reader *body, struct mill_buffer *problems,
-			     struct mill_err *err)
+                             struct mill_err *err)
 {
 	struct mill_span text;
 	if (mill_load_error_read(body, &text, err) != 0)
@@ -98,8 +98,8 @@ enum answer { ANSWERED, ENDED, LATE, FAILED };
 
 /* Wait for the answer, a MANIFEST or a LOAD_ERROR. FAILED: `err` is set. */
 static enum answer await_answer(int fd, const char *path, double limit_secs,
-				struct mill_manifest *manifest, struct mill_buffer *problems,
-				struct mill_err *err)
+                                struct mill_manifest *manifest, struct mill_buffer *problems,
+                                struct mill_err *err)
 {
 	struct mill_buffer in = { 0 };
 	uint64_t end = mill_clock_ns() + (uint64_t)(limit_secs * 1e9);
@@ -111,13 +111,14 @@ static enum answer await_answer(int fd, const char *path, double limit_secs,
 			break;
 		if (size > 0) {
 			if (frame.type == MILL_FRAME_MANIFEST)
-				answer = mill_manifest_read(&frame.body, manifest, err) == 0 ? ANSWERED :
-											       FAILED;
+				answer = mill_manifest_read(&frame.body, manifest, err) == 0
+				                 ? ANSWERED
+				                 : FAILED;
 			else if (frame.type == MILL_FRAME_LOAD_ERROR)
 				report_load_error(&frame.body, problems, err);
 			else
-				mill_err_set(err, MILL_ERR_PROTOCOL, "%s: unexpected frame %d", path,
-					     frame.type);
+				mill_err_set(err, MILL_ERR_PROTOCOL, "%s: unexpected frame %d",
+				             path, frame.type);
 			break;
 		}
 		uint64_t now = mill_clock_ns();
@@ -149,12 +150,13 @@ static enum answer await_answer(int fd, const char *path, double limit_secs,
 }
 
 int mill_load_manifest_listing(const char *path, enum mill_load_mode mode, double limit_secs,
-			       struct mill_manifest *manifest, struct mill_buffer *problems,
-			       struct mill_err *err)
+                               struct mill_manifest *manifest, struct mill_buffer *problems,
+                               struct mill_err *err)
 {
 	/* Looked at here first: the system's own words, and no process for nothing. */
 	if (access(path, R_OK) != 0)
-		return mill_err_set(err, MILL_ERR_CONFIG, "cannot read %s: %s", path, strerror(errno));
+		return mill_err_set(err, MILL_ERR_CONFIG, "cannot read %s: %s", path,
+		                    strerror(errno));
 	pid_t pid = -1;
 	int fd = start_executor(&pid, err);
 	if (fd < 0)
@@ -172,13 +174,15 @@ int mill_load_manifest_listing(const char *path, enum mill_load_mode mode, doubl
 	case ANSWERED:
 		return 0;
 	case ENDED:
-		return mill_err_set(err, MILL_ERR_CONFIG, "%s ended its process while it was loaded: %s",
-				    path, mill_child_status_text(status));
-	case LATE:
 		return mill_err_set(err, MILL_ERR_CONFIG,
-				    "%s has not loaded within %g s and was stopped: it, or a handler it "
-				    "names, waits or loops outside of a function",
-				    path, limit_secs);
+		                    "%s ended its process while it was loaded: %s", path,
+		                    mill_child_status_text(status));
+	case LATE:
+		return mill_err_set(
+		        err, MILL_ERR_CONFIG,
+		        "%s has not loaded within %g s and was stopped: it, or a handler it "
+		        "names, waits or loops outside of a function",
+		        path, limit_secs);
 	case FAILED:
 		break;
 	}
@@ -186,7 +190,7 @@ int mill_load_manifest_listing(const char *path, enum mill_load_mode mode, doubl
 }
 
 int mill_load_manifest(const char *path, enum mill_load_mode mode, double limit_secs,
-		       struct mill_manifest *manifest, struct mill_err *err)
+                       struct mill_manifest *manifest, struct mill_err *err)
 {
 	return mill_load_manifest_listing(path, mode, limit_secs, manifest, NULL, err);
 }

@@ -15,15 +15,15 @@
 
 #include "core/clock.h"
 
-#define TRY_SECS 10	 /* a program that only says its version */
-#define CREATE_SECS 300	 /* initdb writes 40 MB and waits for the disk */
-#define READY_SECS 300	 /* recovery after a crash may take its time */
+#define TRY_SECS 10      /* a program that only says its version */
+#define CREATE_SECS 300  /* initdb writes 40 MB and waits for the disk */
+#define READY_SECS 300   /* recovery after a crash may take its time */
 #define LEFTOVER_SECS 10 /* backends of a killed server end by themselves */
 #define FAST_SECS 30
 #define IMMEDIATE_SECS 15
 #define PAUSE_NS 10000000
 
-/* ---- programs ---------------------------------------------------------------------------------- */
+/* ---- programs -------------------------------------------------------------------------------- */
 
 /* The first line a program prints, or false. Searched in PATH when `program` has no slash. */
 static bool first_line(const char *const *argv, char *line, size_t size)
@@ -69,7 +69,8 @@ static int version_in(const char *bin)
 	/* postgres (PostgreSQL) 15.20 (Debian 15.20-0+deb12u1) */
 	const char *argv[] = { postgres, "--version", NULL };
 	int major;
-	if (!first_line(argv, line, sizeof(line)) || sscanf(line, "postgres (PostgreSQL) %d", &major) != 1)
+	if (!first_line(argv, line, sizeof(line)) ||
+	    sscanf(line, "postgres (PostgreSQL) %d", &major) != 1)
 		return -1;
 	return major;
 }
@@ -78,7 +79,8 @@ int mill_postmaster_find(int major, char bin[PATH_MAX], struct mill_err *err)
 {
 	/* Where distributions put servers of several versions beside each other. */
 	static const char *const patterns[] = { "/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
-						"/usr/local/pgsql/bin", "/usr/local/bin", "/usr/bin" };
+		                                "/usr/local/pgsql/bin", "/usr/local/bin",
+		                                "/usr/bin" };
 	char candidate[PATH_MAX];
 	const char *argv[] = { "pg_config", "--bindir", NULL };
 	int best = -1;
@@ -105,12 +107,15 @@ int mill_postmaster_find(int major, char bin[PATH_MAX], struct mill_err *err)
 	if (best > 0)
 		return best;
 	if (major > 0)
-		return mill_err_set(err, MILL_ERR_SYSTEM, "the programs of Postgres %d are not installed: "
-				    "install the package postgresql-%d", major, major);
-	return mill_err_set(err, MILL_ERR_SYSTEM,
-			    "no Postgres server is installed here: install the package `postgresql` "
-			    "(Debian, Ubuntu) or `postgresql-server` (Fedora), or name a database with "
-			    "--database");
+		return mill_err_set(err, MILL_ERR_SYSTEM,
+		                    "the programs of Postgres %d are not installed: "
+		                    "install the package postgresql-%d",
+		                    major, major);
+	return mill_err_set(
+	        err, MILL_ERR_SYSTEM,
+	        "no Postgres server is installed here: install the package `postgresql` "
+	        "(Debian, Ubuntu) or `postgresql-server` (Fedora), or name a database with "
+	        "--database");
 }
 
 int mill_postmaster_data_version(const char *data)
@@ -127,11 +132,11 @@ int mill_postmaster_data_version(const char *data)
 	return major;
 }
 
-/* ---- making a data folder ---------------------------------------------------------------------- */
+/* ---- making a data folder -------------------------------------------------------------------- */
 
 /* Run a program of the server to its end. */
-static int run_program(const char *const *argv, const struct mill_account *account, int input, int log,
-		       struct mill_err *err)
+static int run_program(const char *const *argv, const struct mill_account *account, int input,
+                       int log, struct mill_err *err)
 {
 	struct mill_child_options options = {
 		.program = argv[0],
@@ -151,9 +156,10 @@ static int run_program(const char *const *argv, const struct mill_account *accou
 		if (status == 0)
 			return 0;
 		return mill_err_set(err, MILL_ERR_SYSTEM, "%s ended with %s", argv[0],
-				    mill_child_status_text(status));
+		                    mill_child_status_text(status));
 	case MILL_CHILD_RUNS:
-		mill_err_set(err, MILL_ERR_SYSTEM, "%s did not end within %d s", argv[0], CREATE_SECS);
+		mill_err_set(err, MILL_ERR_SYSTEM, "%s did not end within %d s", argv[0],
+		             CREATE_SECS);
 		break;
 	case MILL_CHILD_INTERRUPTED:
 		mill_err_system(err, EINTR, "%s", argv[0]);
@@ -166,21 +172,22 @@ static int run_program(const char *const *argv, const struct mill_account *accou
 }
 
 int mill_postmaster_create(const char *bin, const struct mill_account *account, const char *data,
-			   int log, struct mill_err *err)
+                           int log, struct mill_err *err)
 {
-	/* Sorts by code point and knows letters of all alphabets; where a system lacks it, bytes. */
+	/* Sorts by code point and knows letters of all alphabets; where a system lacks it, bytes.
+	 */
 	locale_t utf8 = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);
 	const char *locale = utf8 != (locale_t)0 ? "--locale=C.UTF-8" : "--locale=C";
 	if (utf8 != (locale_t)0)
 		freelocale(utf8);
 
 	char *initdb = mill_sprintf("%s/initdb", bin), *postgres = mill_sprintf("%s/postgres", bin);
-	const char *create[] = { initdb, "-D", data, "-U", MILL_POSTMASTER_USER, "-A", "trust",
-				 "-E", "UTF8", locale, NULL };
+	const char *create[] = { initdb, "-D",   data,   "-U", MILL_POSTMASTER_USER, "-A", "trust",
+		                 "-E",   "UTF8", locale, NULL };
 	int result = run_program(create, account, -1, log, err);
 	if (result == 0) {
-		/* The database too, before the folder gets its name: then a folder with that name is
-		 * complete. */
+		/* The database too, before the folder gets its name: then a folder with that name
+		 * is complete. */
 		const char *single[] = { postgres, "--single", "-D", data, "template1", NULL };
 		static const char statement[] = "create database " MILL_POSTMASTER_DATABASE "\n";
 		int pipe_fds[2];
@@ -200,7 +207,7 @@ int mill_postmaster_create(const char *bin, const struct mill_account *account, 
 	return result;
 }
 
-/* ---- a running server -------------------------------------------------------------------------- */
+/* ---- a running server ------------------------------------------------------------------------ */
 
 static bool same_file(const char *path, const struct stat *wanted)
 {
@@ -270,7 +277,8 @@ static bool read_pid_file(const char *data, struct mill_postmaster *found)
 bool mill_postmaster_running(const char *data, struct mill_postmaster *found)
 {
 	struct stat folder;
-	return stat(data, &folder) == 0 && read_pid_file(data, found) && stands_in(found->pid, &folder);
+	return stat(data, &folder) == 0 && read_pid_file(data, found) &&
+	       stands_in(found->pid, &folder);
 }
 
 /*
@@ -283,19 +291,22 @@ static int clear_leftovers(const char *data, const char *socket_folder, struct m
 	struct stat folder;
 	if (stat(data, &folder) != 0)
 		return mill_err_system(err, errno, "%s", data);
-	for (uint64_t end = mill_clock_ns() + LEFTOVER_SECS * 1000000000ull; anyone_stands_in(&folder);) {
+	for (uint64_t end = mill_clock_ns() + LEFTOVER_SECS * 1000000000ull;
+	     anyone_stands_in(&folder);) {
 		if (mill_signals_waiting())
 			return mill_err_system(err, EINTR, "%s", data);
 		if (mill_clock_ns() > end)
-			return mill_err_set(err, MILL_ERR_SYSTEM,
-					    "processes of an earlier Postgres still use %s: end them, "
-					    "`ps -eo pid,args | grep postgres` shows which",
-					    data);
+			return mill_err_set(
+			        err, MILL_ERR_SYSTEM,
+			        "processes of an earlier Postgres still use %s: end them, "
+			        "`ps -eo pid,args | grep postgres` shows which",
+			        data);
 		nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
 	}
 	char *paths[] = { mill_sprintf("%s/postmaster.pid", data),
-			  mill_sprintf("%s/.s.PGSQL.%d", socket_folder, MILL_POSTMASTER_PORT),
-			  mill_sprintf("%s/.s.PGSQL.%d.lock", socket_folder, MILL_POSTMASTER_PORT) };
+		          mill_sprintf("%s/.s.PGSQL.%d", socket_folder, MILL_POSTMASTER_PORT),
+		          mill_sprintf("%s/.s.PGSQL.%d.lock", socket_folder,
+		                       MILL_POSTMASTER_PORT) };
 	for (size_t i = 0; i < MILL_COUNT(paths); i++) {
 		unlink(paths[i]);
 		free(paths[i]);
@@ -309,15 +320,17 @@ static char *quoted_folder(const char *folder)
 	return mill_sprintf("unix_socket_directories=\"%s\"", folder);
 }
 
-int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server, struct mill_err *err)
+int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server,
+                               struct mill_err *err)
 {
 	pid_t pid = server->pid;
 	bool child = server->child;
 	for (uint64_t end = mill_clock_ns() + READY_SECS * 1000000000ull; mill_clock_ns() < end;) {
 		int status;
 		if (child && waitpid(pid, &status, WNOHANG) == pid)
-			return mill_err_set(err, MILL_ERR_SYSTEM, "Postgres ended at its start with %s",
-					    mill_child_status_text(status));
+			return mill_err_set(err, MILL_ERR_SYSTEM,
+			                    "Postgres ended at its start with %s",
+			                    mill_child_status_text(status));
 		struct mill_postmaster seen;
 		if (mill_postmaster_running(data, &seen) && seen.pid == pid) {
 			*server = seen;
@@ -326,28 +339,41 @@ int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server,
 				return 0;
 		} else if (!child) {
 			return mill_err_set(err, MILL_ERR_SYSTEM,
-					    "the Postgres that ran in %s has just ended: try again", data);
+			                    "the Postgres that ran in %s has just ended: try again",
+			                    data);
 		}
 		if (mill_signals_waiting())
 			return mill_err_system(err, EINTR, "waiting for Postgres");
 		nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
 	}
-	return mill_err_set(err, MILL_ERR_SYSTEM, "Postgres (pid %d) took no connections within %d s",
-			    (int)pid, READY_SECS);
+	return mill_err_set(err, MILL_ERR_SYSTEM,
+	                    "Postgres (pid %d) took no connections within %d s", (int)pid,
+	                    READY_SECS);
 }
 
 int mill_postmaster_start(const char *bin, const struct mill_account *account, const char *data,
-			  const char *socket_folder, int log, struct mill_postmaster *server,
-			  struct mill_err *err)
+                          const char *socket_folder, int log, struct mill_postmaster *server,
+                          struct mill_err *err)
 {
 	if (clear_leftovers(data, socket_folder, err) != 0)
 		return -1;
 	char *postgres = mill_sprintf("%s/postgres", bin), *folder = quoted_folder(socket_folder);
 	char *port = mill_sprintf("port=%d", MILL_POSTMASTER_PORT);
 	/* Here and not in postgresql.conf, which stays free for a user's own settings. */
-	const char *argv[] = { postgres, "-D", data, "-c", "listen_addresses=", "-c", folder, "-c",
-			       "unix_socket_permissions=0700", "-c", port, "-c", "max_connections=50",
-			       NULL };
+	const char *argv[] = { postgres,
+		               "-D",
+		               data,
+		               "-c",
+		               "listen_addresses=",
+		               "-c",
+		               folder,
+		               "-c",
+		               "unix_socket_permissions=0700",
+		               "-c",
+		               port,
+		               "-c",
+		               "max_connections=50",
+		               NULL };
 	struct mill_child_options options = {
 		.program = postgres,
 		.argv = argv,

@@ -33,7 +33,7 @@ int mill_postmaster_data_version(const char *data);
  * the programs goes to the descriptor `log`. Durable: all is on disk when it returns 0.
  */
 int mill_postmaster_create(const char *bin, const struct mill_account *account, const char *data,
-			   int log, struct mill_err *err);
+                           int log, struct mill_err *err);
 
 struct mill_postmaster {
 	pid_t pid;
@@ -51,11 +51,12 @@ bool mill_postmaster_running(const char *data, struct mill_postmaster *found);
  * accepts connections. Leftovers of a server that was killed are cleared away first.
  */
 int mill_postmaster_start(const char *bin, const struct mill_account *account, const char *data,
-			  const char *socket_folder, int log, struct mill_postmaster *server,
-			  struct mill_err *err);
+                          const char *socket_folder, int log, struct mill_postmaster *server,
+                          struct mill_err *err);
 
 /* Wait until a server that was found accepts connections. */
-int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server, struct mill_err *err);
+int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server,
+                               struct mill_err *err);
 
 /*
  * Stop it: connections are cut and all is written (30 s), then at once. Returns −1 when it runs

@@ -22,8 +22,8 @@ enum {
 };
 
 struct mill_option {
-	const char *name; /* without the dashes */
-	char letter;	  /* 0: none */
+	const char *name;  /* without the dashes */
+	char letter;       /* 0: none */
 	const char *value; /* what it takes, for help; NULL: nothing */
 	const char *help;
 };
@@ -35,9 +35,9 @@ struct mill_cli;
 
 struct mill_command {
 	const char *name;
-	const char *synopsis; /* what follows the name */
-	const char *summary;  /* one line */
-	const char *details;  /* what help says besides; ends with a newline */
+	const char *synopsis;              /* what follows the name */
+	const char *summary;               /* one line */
+	const char *details;               /* what help says besides; ends with a newline */
 	const struct mill_option *options; /* ends with a row without a name; NULL: none */
 	int min_operands, max_operands;
 	bool hidden;
@@ -45,12 +45,12 @@ struct mill_command {
 };
 
 struct mill_cli {
-	const char *program; /* argv[0] */
+	const char *program;                 /* argv[0] */
 	const struct mill_command *commands; /* all; ends with a row without a name */
 	const struct mill_command *command;
 	const char *config_path; /* ./config.lua where not given */
 	bool config_given;
-	const char *database; /* NULL: not given */
+	const char *database;                 /* NULL: not given */
 	const char *values[MILL_OPTIONS_MAX]; /* of the command's options; "" for a flag */
 	const char *operands[MILL_OPERANDS_MAX];
 	int operand_count;
@@ -73,8 +73,8 @@ const char *mill_cli_value(const struct mill_cli *cli, const char *name);
 /*
  * The value as a number in [min, max], a whole one when asked; `preset` when it was not given.
  */
-int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, double min, double max,
-		    double preset, double *value, struct mill_err *err);
+int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, double min,
+                    double max, double preset, double *value, struct mill_err *err);
 
 /* The entry of `names` most like `word`, or NULL where none is close. */
 const char *mill_cli_closest(const char *word, const char *const *names, size_t count);
@@ -93,7 +93,8 @@ void mill_cli_print_json(FILE *out, const char *text);
 /* A word as a shell reads it back; a new string for the caller to free. */
 char *mill_cli_shell_word(const char *word);
 
-/* Subscriptions as a table for people: topic, subscriber, handler. `indent` blanks before each line. */
+/* Subscriptions as a table for people: topic, subscriber, handler. `indent` blanks before each
+ * line. */
 void mill_cli_print_lanes(FILE *out, const struct mill_manifest *manifest, int indent);
 
 /*
@@ -106,11 +107,11 @@ int mill_cli_check_json(const char *text, size_t len, struct mill_err *err);
 char *mill_cli_folder(const struct mill_cli *cli);
 
 /*
- * Load the config, within a time. On success `manifest` is the caller's to free. When several things
- * are wrong with it, all but the last have been told, and `err` is the last.
+ * Load the config, within a time. On success `manifest` is the caller's to free. When several
+ * things are wrong with it, all but the last have been told, and `err` is the last.
  */
-int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode, struct mill_manifest *manifest,
-		  struct mill_err *err);
+int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode,
+                  struct mill_manifest *manifest, struct mill_err *err);
 
 /*
  * The database that a command means: --database, else what the config says, else a private server
@@ -122,13 +123,13 @@ struct mill_cli_database {
 	struct mill_manifest manifest;
 };
 int mill_cli_find_database(const struct mill_cli *cli, struct mill_cli_database *database,
-			   struct mill_err *err);
+                           struct mill_err *err);
 void mill_cli_free_database(struct mill_cli_database *database);
 
 /* What migrations are told by a config. The texts stay the manifest's and the DSN's owner's. */
 struct mill_migrate_options;
 void mill_cli_migrate_options(const struct mill_manifest *manifest, const char *dsn,
-			      struct mill_migrate_options *options);
+                              struct mill_migrate_options *options);
 
 /* "user@host:port/dbname" of a DSN (NULL: PG* variables), never a password; a new string. */
 char *mill_cli_describe(const char *dsn);

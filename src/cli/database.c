@@ -40,16 +40,18 @@ static void tell_problems(struct mill_buffer *problems, struct mill_err *err)
 	}
 }
 
-int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode, struct mill_manifest *manifest,
-		  struct mill_err *err)
+int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode,
+                  struct mill_manifest *manifest, struct mill_err *err)
 {
 	if (!config_is_there(cli))
-		return mill_err_set(err, MILL_ERR_CONFIG,
-				    "there is no %s: go to the folder of your app, or name its config with "
-				    "-c FILE",
-				    cli->config_path);
+		return mill_err_set(
+		        err, MILL_ERR_CONFIG,
+		        "there is no %s: go to the folder of your app, or name its config with "
+		        "-c FILE",
+		        cli->config_path);
 	struct mill_buffer problems = { 0 };
-	int result = mill_load_manifest_listing(cli->config_path, mode, LOAD_SECS, manifest, &problems, err);
+	int result = mill_load_manifest_listing(cli->config_path, mode, LOAD_SECS, manifest,
+	                                        &problems, err);
 	if (result != 0 && problems.len > 0)
 		tell_problems(&problems, err);
 	mill_buffer_free(&problems);
@@ -57,15 +59,16 @@ int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode, struct m
 }
 
 int mill_cli_find_database(const struct mill_cli *cli, struct mill_cli_database *database,
-			   struct mill_err *err)
+                           struct mill_err *err)
 {
 	*database = (struct mill_cli_database){ 0 };
 	if (!config_is_there(cli) && !cli->config_given) {
 		if (cli->database == NULL)
-			return mill_err_set(err, MILL_ERR_USAGE,
-					    "there is no %s here, and no database is named: go to the folder "
-					    "of your app, or use -c FILE or --database DSN",
-					    cli->config_path);
+			return mill_err_set(
+			        err, MILL_ERR_USAGE,
+			        "there is no %s here, and no database is named: go to the folder "
+			        "of your app, or use -c FILE or --database DSN",
+			        cli->config_path);
 		mill_manifest_init(&database->manifest);
 	} else if (mill_cli_load(cli, MILL_LOAD_CONFIG, &database->manifest, err) != 0) {
 		return -1;
@@ -88,7 +91,7 @@ void mill_cli_free_database(struct mill_cli_database *database)
 }
 
 void mill_cli_migrate_options(const struct mill_manifest *manifest, const char *dsn,
-			      struct mill_migrate_options *options)
+                              struct mill_migrate_options *options)
 {
 	const struct mill_settings *settings = &manifest->settings;
 	*options = (struct mill_migrate_options){

@@ -1,6 +1,6 @@
 /*
- * `tidemill dev`: the worker with a Postgres of its own around it, and a first screen that says what
- * is wired to what and what to type next.
+ * `tidemill dev`: the worker with a Postgres of its own around it, and a first screen that says
+ * what is wired to what and what to type next.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -17,10 +17,10 @@ struct dev {
 	struct mill_manifest manifest;
 	char *dsn;
 	struct mill_devdb *devdb; /* NULL: the database is somebody else's */
-	char *sample;		  /* a JSON array for publish_many, or NULL */
+	char *sample;             /* a JSON array for publish_many, or NULL */
 };
 
-/* ---- the first screen -------------------------------------------------------------------------- */
+/* ---- the first screen ------------------------------------------------------------------------ */
 
 /* Text for stdout, written by a thread: a stdout that nobody reads must not stop the work. */
 struct screen {
@@ -65,7 +65,7 @@ static void print_publish(FILE *out, const struct dev *dev)
 		free(dsn);
 	}
 	fprintf(out, " %s '{\"id\": 1}'\n",
-		dev->manifest.lane_count ? dev->manifest.lanes[0].topic : "some.topic");
+	        dev->manifest.lane_count ? dev->manifest.lanes[0].topic : "some.topic");
 }
 
 static void print_screen(FILE *out, const struct dev *dev)
@@ -79,14 +79,14 @@ static void print_screen(FILE *out, const struct dev *dev)
 	if (dev->devdb != NULL) {
 		char *dsn = mill_cli_shell_word(dev->dsn);
 		fprintf(out,
-			"\n  database  a Postgres of its own in %s; messages stay there\n"
-			"  look      psql %s\n",
-			mill_devdb_folder(dev->devdb), dsn);
+		        "\n  database  a Postgres of its own in %s; messages stay there\n"
+		        "  look      psql %s\n",
+		        mill_devdb_folder(dev->devdb), dsn);
 		free(dsn);
 	} else {
 		char *where = mill_cli_describe(dev->dsn);
 		fprintf(out, "\n  database  %s, named by %s; no server was started\n", where,
-			dev->cli->database ? "--database" : dev->cli->config_path);
+		        dev->cli->database ? "--database" : dev->cli->config_path);
 		free(where);
 	}
 	fprintf(out, "  publish   ");
@@ -94,10 +94,11 @@ static void print_screen(FILE *out, const struct dev *dev)
 	fprintf(out, "  stop      Ctrl-C\n\n");
 }
 
-/* ---- sample messages --------------------------------------------------------------------------- */
+/* ---- sample messages ------------------------------------------------------------------------- */
 
 /*
- * sample.jsonl beside the config: one {"topic": …, "message": …} a line, as publish_many takes them.
+ * sample.jsonl beside the config: one {"topic": …, "message": …} a line, as publish_many takes
+ * them.
  */
 static int read_sample(struct dev *dev, struct mill_err *err)
 {
@@ -106,10 +107,11 @@ static int read_sample(struct dev *dev, struct mill_err *err)
 	FILE *file = fopen(path, "re");
 	int result = 0;
 	if (file == NULL)
-		result = mill_err_set(err, MILL_ERR_USAGE,
-				      "`--sample` publishes what is in %s: %s; write one {\"topic\": …, "
-				      "\"message\": …} a line there, or leave it out",
-				      path, strerror(errno));
+		result = mill_err_set(
+		        err, MILL_ERR_USAGE,
+		        "`--sample` publishes what is in %s: %s; write one {\"topic\": …, "
+		        "\"message\": …} a line there, or leave it out",
+		        path, strerror(errno));
 	struct mill_buffer array = { 0 };
 	char *line = NULL;
 	size_t room = 0;
@@ -152,7 +154,8 @@ static void publish_sample(void *job)
 	if (sample->outcome != 0)
 		return;
 	char *schema = mill_policy_quote_identifier(dev->manifest.settings.schema);
-	char *sql = mill_sprintf("select count(*) from %s.publish_many($1::jsonb, 'sample')", schema);
+	char *sql =
+	        mill_sprintf("select count(*) from %s.publish_many($1::jsonb, 'sample')", schema);
 	const char *params[] = { dev->sample };
 	struct mill_rows *rows;
 	sample->outcome = mill_session_query(session, sql, 1, params, &rows, &sample->err);
@@ -169,9 +172,11 @@ static void on_sample_published(void *job)
 {
 	struct sample *sample = job;
 	if (sample->outcome == 0)
-		mill_log(MILL_LOG_INFO, "sample_published", MILL_INT("messages", sample->published));
+		mill_log(MILL_LOG_INFO, "sample_published",
+		         MILL_INT("messages", sample->published));
 	else
-		mill_log(MILL_LOG_WARN, "sample_not_published", MILL_TEXT("error", sample->err.message));
+		mill_log(MILL_LOG_WARN, "sample_not_published",
+		         MILL_TEXT("error", sample->err.message));
 	free(sample);
 }
 
@@ -191,7 +196,7 @@ static void on_ready(struct mill_worker *worker, void *context)
 	}
 }
 
-/* ---- the command ------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int open_database(struct dev *dev, struct mill_err *err)
 {
@@ -214,7 +219,8 @@ static int open_database(struct dev *dev, struct mill_err *err)
 
 static int prepare(struct dev *dev, struct mill_err *err)
 {
-	if (mill_cli_load(dev->cli, MILL_LOAD_CONFIG, &dev->manifest, err) != 0)
+	/* With the handlers: a mistake in one is told before a server is made for nothing. */
+	if (mill_cli_load(dev->cli, MILL_LOAD_HANDLERS, &dev->manifest, err) != 0)
 		return -1;
 	if (mill_cli_value(dev->cli, "sample") != NULL && read_sample(dev, err) != 0)
 		return -1;
@@ -232,18 +238,19 @@ int mill_cli_dev(struct mill_cli *cli)
 	int code;
 	if (prepare(dev, &err) == 0)
 		code = mill_worker_run(&(struct mill_worker_options){
-			.cli = cli,
-			.manifest = &dev->manifest,
-			.dsn = dev->dsn,
-			.ends_with_terminal = true,
-			.on_ready = on_ready,
-			.context = dev,
+		        .cli = cli,
+		        .manifest = &dev->manifest,
+		        .dsn = dev->dsn,
+		        .ends_with_terminal = true,
+		        .on_ready = on_ready,
+		        .context = dev,
 		});
 	else if (mill_signals_waiting())
 		code = MILL_EXIT_OK;
 	else
 		code = mill_cli_fail(&err);
-	/* The loop is gone and its handlers with it: one more Ctrl-C must not leave the server behind. */
+	/* The loop is gone and its handlers with it: one more Ctrl-C must not leave the server
+	 * behind. */
 	mill_signals_hold();
 	if (dev->devdb != NULL)
 		mill_devdb_close(dev->devdb);

@@ -43,7 +43,8 @@ int mill_cli_executor(struct mill_cli *cli)
 	if (cli->operand_count > 0)
 		parent = strtol(cli->operands[0], &end, 10);
 	if (*end != 0 || parent < 0) {
-		mill_err_set(&err, MILL_ERR_USAGE, "`%s` is not a process number", cli->operands[0]);
+		mill_err_set(&err, MILL_ERR_USAGE, "`%s` is not a process number",
+		             cli->operands[0]);
 		return mill_cli_fail(&err);
 	}
 	mill_child_keep_from(MILL_EXECUTOR_SOCKET_FD);
@@ -53,7 +54,7 @@ int mill_cli_executor(struct mill_cli *cli)
 	if (getppid() != parent)
 		return MILL_EXIT_FAILURE;
 	struct mill_page *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED,
-				      MILL_EXECUTOR_PAGE_FD, 0);
+	                              MILL_EXECUTOR_PAGE_FD, 0);
 	if (page == MAP_FAILED) {
 		mill_err_system(&err, errno, "an executor is started by the program itself only");
 		return mill_cli_fail(&err);

@@ -12,7 +12,7 @@ static void print_option(const struct mill_option *option, FILE *out)
 	if (option->letter != 0)
 		snprintf(letter, sizeof(letter), "-%c, ", option->letter);
 	snprintf(left, sizeof(left), "  %s--%s%s%s", letter, option->name, option->value ? " " : "",
-		 option->value ? option->value : "");
+	         option->value ? option->value : "");
 	fprintf(out, "%-*s%s%s\n", INDENT, left, strlen(left) >= INDENT ? " " : "", option->help);
 }
 
@@ -40,8 +40,8 @@ void mill_cli_print_overview(const struct mill_cli *cli, FILE *out)
 
 void mill_cli_print_help(const struct mill_command *command, FILE *out)
 {
-	fprintf(out, "usage: tidemill %s%s%s\n\n%s.\n", command->name, command->synopsis[0] ? " " : "",
-		command->synopsis, command->summary);
+	fprintf(out, "usage: tidemill %s%s%s\n\n%s.\n", command->name,
+	        command->synopsis[0] ? " " : "", command->synopsis, command->summary);
 	if (command->details != NULL)
 		fprintf(out, "\n%s", command->details);
 	if (command->options != NULL) {
@@ -50,7 +50,8 @@ void mill_cli_print_help(const struct mill_command *command, FILE *out)
 	}
 	fputs("\noptions of all commands:\n", out);
 	print_options(mill_cli_options, out);
-	fputs("\nexit codes: 0 done; 1 a failure of the database or the system; 2 a mistake on the command\n"
+	fputs("\nexit codes: 0 done; 1 a failure of the database or the system; 2 a mistake on the "
+	      "command\n"
 	      "line, in config.lua, a handler or a message",
 	      out);
 	bool stays = strcmp(command->name, "run") == 0 || strcmp(command->name, "dev") == 0;

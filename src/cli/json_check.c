@@ -82,7 +82,8 @@ static bool scan_string(struct scan *scan)
 			return true;
 		}
 		if (c < 0x20)
-			return wrong(scan, "a control character in a string: write it as an escape");
+			return wrong(scan,
+			             "a control character in a string: write it as an escape");
 		if (c >= 0x80) {
 			size_t len = utf8_sequence(scan->at, scan->end);
 			if (len == 0)
@@ -136,7 +137,8 @@ static bool scan_members(struct scan *scan, char close, bool keyed)
 			continue;
 		}
 		if (scan->at == scan->end || *scan->at != close)
-			return wrong(scan, keyed ? "`,` or `}` is expected" : "`,` or `]` is expected");
+			return wrong(scan,
+			             keyed ? "`,` or `}` is expected" : "`,` or `]` is expected");
 		scan->at++;
 		scan->depth--;
 		return true;
@@ -199,6 +201,6 @@ int mill_cli_check_json(const char *text, size_t len, struct mill_err *err)
 			column = 1;
 		}
 	}
-	return mill_err_set(err, MILL_ERR_INPUT, "this is not JSON: line %d, column %d: %s", line, column,
-			    scan.wrong);
+	return mill_err_set(err, MILL_ERR_INPUT, "this is not JSON: line %d, column %d: %s", line,
+	                    column, scan.wrong);
 }

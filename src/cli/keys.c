@@ -34,11 +34,13 @@ int mill_cli_keys(struct mill_cli *cli)
 		bool app = key->scopes & (1u << MILL_SCOPE_APP);
 		bool subscription = key->scopes & (1u << MILL_SCOPE_SUBSCRIPTION);
 		printf("%s\t%s\t%s\t%s\t", key->name, kinds[key->kind],
-		       app && subscription ? "both" : app ? "app" : "subscription",
+		       app && subscription ? "both"
+		       : app               ? "app"
+		                           : "subscription",
 		       key->unit ? key->unit : "");
 		print_preset(key);
-		printf("\t%.14g\t%.14g\t%s\t%s\n", key->min, key->max, key->restart ? "restart" : "",
-		       key->doc);
+		printf("\t%.14g\t%.14g\t%s\t%s\n", key->min, key->max,
+		       key->restart ? "restart" : "", key->doc);
 	}
 	return MILL_EXIT_OK;
 }

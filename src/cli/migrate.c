@@ -25,8 +25,8 @@ static int migrate(const struct mill_migrate_options *options)
 		return mill_cli_fail(&err);
 	char *where = mill_cli_describe(options->dsn);
 	if (result.from_version == result.to_version)
-		printf("%s: schema \"%s\" is at version %d, nothing to do\n", where, options->schema,
-		       result.to_version);
+		printf("%s: schema \"%s\" is at version %d, nothing to do\n", where,
+		       options->schema, result.to_version);
 	else if (result.from_version == 0)
 		printf("%s: schema \"%s\" was made, at version %d\n", where, options->schema,
 		       result.to_version);

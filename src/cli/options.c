@@ -11,14 +11,15 @@ enum { CONFIG, DATABASE, LOG_LEVEL, LOG_FORMAT, HELP };
 
 const struct mill_option mill_cli_options[] = {
 	[CONFIG] = { "config", 'c', "FILE", "the config to use (default: config.lua)" },
-	[DATABASE] = { "database", 0, "DSN", "the database, whatever the config says: a libpq URI or conninfo" },
+	[DATABASE] = { "database", 0, "DSN",
+	               "the database, whatever the config says: a libpq URI or conninfo" },
 	[LOG_LEVEL] = { "log-level", 0, "LEVEL", "debug, info (default), warn or error" },
 	[LOG_FORMAT] = { "log-format", 0, "FORMAT", "text (default) or json" },
 	[HELP] = { "help", 'h', NULL, "say how a command is used" },
 	{ 0 },
 };
 
-/* ---- suggestions ------------------------------------------------------------------------------- */
+/* ---- suggestions ----------------------------------------------------------------------------- */
 
 #define WORD_MAX 40
 
@@ -74,10 +75,10 @@ static int unknown_command(const struct mill_cli *cli, const char *word, struct 
 			names[count++] = command->name;
 	const char *closest = mill_cli_closest(word, names, count);
 	if (closest != NULL)
-		return mill_err_set(err, MILL_ERR_USAGE, "there is no command `%s`: did you mean `%s`?",
-				    word, closest);
+		return mill_err_set(err, MILL_ERR_USAGE,
+		                    "there is no command `%s`: did you mean `%s`?", word, closest);
 	return mill_err_set(err, MILL_ERR_USAGE,
-			    "there is no command `%s`: `tidemill --help` lists them", word);
+	                    "there is no command `%s`: `tidemill --help` lists them", word);
 }
 
 static int unknown_option(const struct mill_cli *cli, const char *word, struct mill_err *err)
@@ -87,7 +88,8 @@ static int unknown_option(const struct mill_cli *cli, const char *word, struct m
 	for (const struct mill_option *option = mill_cli_options; option->name; option++)
 		names[count++] = option->name;
 	if (cli->command != NULL && cli->command->options != NULL)
-		for (const struct mill_option *option = cli->command->options; option->name; option++)
+		for (const struct mill_option *option = cli->command->options; option->name;
+		     option++)
 			names[count++] = option->name;
 	char *bare = mill_strdup(word + strspn(word, "-"));
 	bare[strcspn(bare, "=")] = 0;
@@ -95,15 +97,15 @@ static int unknown_option(const struct mill_cli *cli, const char *word, struct m
 	free(bare);
 	const char *command = cli->command ? cli->command->name : NULL;
 	if (closest != NULL)
-		return mill_err_set(err, MILL_ERR_USAGE, "there is no option `%s`: did you mean `--%s`?",
-				    word, closest);
+		return mill_err_set(err, MILL_ERR_USAGE,
+		                    "there is no option `%s`: did you mean `--%s`?", word, closest);
 	return mill_err_set(err, MILL_ERR_USAGE,
-			    "there is no option `%s`: `tidemill %s%s--help` lists them%s", word,
-			    command ? command : "", command ? " " : "",
-			    command ? "; what begins with `-` but is none goes behind `--`" : "");
+	                    "there is no option `%s`: `tidemill %s%s--help` lists them%s", word,
+	                    command ? command : "", command ? " " : "",
+	                    command ? "; what begins with `-` but is none goes behind `--`" : "");
 }
 
-/* ---- words ------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 struct words {
 	int count, at;
@@ -125,7 +127,8 @@ static int find_option(const struct mill_option *options, const char *word, cons
 			return i;
 		}
 		size_t len = strlen(options[i].name);
-		if (strncmp(word + 2, options[i].name, len) != 0 || (word[2 + len] && word[2 + len] != '='))
+		if (strncmp(word + 2, options[i].name, len) != 0 ||
+		    (word[2 + len] && word[2 + len] != '='))
 			continue;
 		*attached = word[2 + len] ? word + 2 + len + 1 : NULL;
 		return i;
@@ -135,25 +138,26 @@ static int find_option(const struct mill_option *options, const char *word, cons
 
 /* The value of an option: attached, or the next word. */
 static int take_value(const struct mill_option *option, const char *attached, struct words *words,
-		      const char **value, struct mill_err *err)
+                      const char **value, struct mill_err *err)
 {
 	if (option->value == NULL) {
 		if (attached != NULL)
-			return mill_err_set(err, MILL_ERR_USAGE, "`--%s` takes no value", option->name);
+			return mill_err_set(err, MILL_ERR_USAGE, "`--%s` takes no value",
+			                    option->name);
 		*value = "";
 		return 0;
 	}
 	if (attached == NULL && words->at + 1 < words->count)
 		attached = words->list[++words->at];
 	if (attached == NULL)
-		return mill_err_set(err, MILL_ERR_USAGE, "`--%s` needs a value: --%s %s", option->name,
-				    option->name, option->value);
+		return mill_err_set(err, MILL_ERR_USAGE, "`--%s` needs a value: --%s %s",
+		                    option->name, option->name, option->value);
 	*value = attached;
 	return 0;
 }
 
 static int pick(const char *value, const char *option, const char *const *names, int count,
-		struct mill_err *err)
+                struct mill_err *err)
 {
 	for (int i = 0; i < count; i++)
 		if (strcmp(value, names[i]) == 0)
@@ -165,8 +169,8 @@ static int pick(const char *value, const char *option, const char *const *names,
 		free(list);
 		list = longer;
 	}
-	mill_err_set(err ? err : &ignored, MILL_ERR_USAGE, "`--%s` is `%s`: use one of %s", option, value,
-		     list);
+	mill_err_set(err ? err : &ignored, MILL_ERR_USAGE, "`--%s` is `%s`: use one of %s", option,
+	             value, list);
 	free(list);
 	return -1;
 }
@@ -181,7 +185,7 @@ struct shared {
 };
 
 static int set_shared(struct mill_cli *cli, int option, const char *value, struct shared *shared,
-		      struct mill_err *err)
+                      struct mill_err *err)
 {
 	int picked;
 	switch (option) {
@@ -193,8 +197,9 @@ static int set_shared(struct mill_cli *cli, int option, const char *value, struc
 		return 0;
 	case DATABASE:
 		if (value[0] == 0)
-			return mill_err_set(err, MILL_ERR_USAGE,
-					    "`--database` is empty: leave it out to use the config's");
+			return mill_err_set(
+			        err, MILL_ERR_USAGE,
+			        "`--database` is empty: leave it out to use the config's");
 		cli->database = value;
 		return 0;
 	case LOG_LEVEL:
@@ -212,13 +217,14 @@ static int set_shared(struct mill_cli *cli, int option, const char *value, struc
 }
 
 static int take_option(struct mill_cli *cli, struct words *words, struct shared *shared,
-		       struct mill_err *err)
+                       struct mill_err *err)
 {
 	const char *word = words->list[words->at], *attached, *value;
 	int index = cli->command ? find_option(cli->command->options, word, &attached) : -1;
 	if (index >= 0) {
 		MILL_ASSERT(index < MILL_OPTIONS_MAX);
-		return take_value(&cli->command->options[index], attached, words, &cli->values[index], err);
+		return take_value(&cli->command->options[index], attached, words,
+		                  &cli->values[index], err);
 	}
 	index = find_option(mill_cli_options, word, &attached);
 	if (index < 0)
@@ -240,13 +246,13 @@ static int take_word(struct mill_cli *cli, const char *word, struct mill_err *er
 	}
 	if (cli->operand_count == cli->command->max_operands)
 		return mill_err_set(err, MILL_ERR_USAGE,
-				    "`%s` is one word too many: tidemill %s %s", word,
-				    cli->command->name, cli->command->synopsis);
+		                    "`%s` is one word too many: tidemill %s %s", word,
+		                    cli->command->name, cli->command->synopsis);
 	cli->operands[cli->operand_count++] = word;
 	return 0;
 }
 
-#define LEVEL_VARIABLE	"TIDEMILL_LOG_LEVEL"
+#define LEVEL_VARIABLE "TIDEMILL_LOG_LEVEL"
 #define FORMAT_VARIABLE "TIDEMILL_LOG_FORMAT"
 
 /* The log as the environment wants it; a word it does not know changes nothing. */
@@ -285,18 +291,19 @@ int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err 
 		}
 		if (option && cli->command == NULL && strcmp(word, "--version") == 0)
 			word = "version", option = false;
-		int result = option ? take_option(cli, &words, &shared, err) : take_word(cli, word, err);
+		int result =
+		        option ? take_option(cli, &words, &shared, err) : take_word(cli, word, err);
 		if (result != 0)
 			return -1;
 	}
 	set_up_log(&shared);
 	if (cli->command != NULL && !cli->help && cli->operand_count < cli->command->min_operands)
 		return mill_err_set(err, MILL_ERR_USAGE, "something is missing: tidemill %s %s",
-				    cli->command->name, cli->command->synopsis);
+		                    cli->command->name, cli->command->synopsis);
 	return 0;
 }
 
-/* ---- values ------------------------------------------------------------------------------------ */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 const char *mill_cli_value(const struct mill_cli *cli, const char *name)
 {
@@ -307,8 +314,8 @@ const char *mill_cli_value(const struct mill_cli *cli, const char *name)
 	return NULL;
 }
 
-int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, double min, double max,
-		    double preset, double *value, struct mill_err *err)
+int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, double min,
+                    double max, double preset, double *value, struct mill_err *err)
 {
 	const char *text = mill_cli_value(cli, name);
 	*value = preset;
@@ -318,8 +325,9 @@ int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, do
 	double number = strtod(text, &end);
 	if (end == text || *end != 0 || !(number >= min && number <= max) ||
 	    (whole && number != floor(number)))
-		return mill_err_set(err, MILL_ERR_USAGE, "`--%s` is `%s`: use a %s from %.14g to %.14g",
-				    name, text, whole ? "whole number" : "number", min, max);
+		return mill_err_set(err, MILL_ERR_USAGE,
+		                    "`--%s` is `%s`: use a %s from %.14g to %.14g", name, text,
+		                    whole ? "whole number" : "number", min, max);
 	*value = number;
 	return 0;
 }

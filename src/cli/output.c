@@ -62,7 +62,7 @@ void mill_cli_print_json(FILE *out, const char *text)
 char *mill_cli_shell_word(const char *word)
 {
 	static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-				    "_-./:,+@%=";
+	                            "_-./:,+@%=";
 	if (word[0] != 0 && word[strspn(word, plain)] == 0)
 		return mill_strdup(word);
 	struct mill_buffer quoted = { 0 };
@@ -85,8 +85,9 @@ void mill_cli_print_lanes(FILE *out, const struct mill_manifest *manifest, int i
 		topic = this_topic > topic ? this_topic : topic;
 		subscriber = this_subscriber > subscriber ? this_subscriber : subscriber;
 	}
-	fprintf(out, "%*s%-*s  %-*s  %s\n", indent, "", topic, "topic", subscriber, "subscriber", "handler");
+	fprintf(out, "%*s%-*s  %-*s  %s\n", indent, "", topic, "topic", subscriber, "subscriber",
+	        "handler");
 	for (size_t i = 0; i < manifest->lane_count; i++)
-		fprintf(out, "%*s%-*s  %-*s  %s\n", indent, "", topic, manifest->lanes[i].topic, subscriber,
-			manifest->lanes[i].subscriber, manifest->lanes[i].handler);
+		fprintf(out, "%*s%-*s  %-*s  %s\n", indent, "", topic, manifest->lanes[i].topic,
+		        subscriber, manifest->lanes[i].subscriber, manifest->lanes[i].handler);
 }

@@ -29,7 +29,7 @@ static int read_stdin(struct mill_buffer *payload, struct mill_err *err)
 			return mill_err_system(err, errno, "cannot read standard input");
 		if (payload->len > MILL_FRAME_MAX)
 			return mill_err_set(err, MILL_ERR_INPUT,
-					    "the message is larger than any queue takes");
+			                    "the message is larger than any queue takes");
 	}
 }
 
@@ -37,17 +37,19 @@ static int read_stdin(struct mill_buffer *payload, struct mill_err *err)
 static int check_time(const char *at, struct mill_err *err)
 {
 	regex_t pattern;
-	int code = regcomp(&pattern,
-			   "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\\.[0-9]+)?)?"
-			   "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$",
-			   REG_EXTENDED | REG_NOSUB);
+	int code =
+	        regcomp(&pattern,
+	                "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\\.[0-9]+)?)?"
+	                "([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$",
+	                REG_EXTENDED | REG_NOSUB);
 	MILL_ASSERT(code == 0);
 	code = regexec(&pattern, at, 0, NULL, 0);
 	regfree(&pattern);
 	if (code == 0)
 		return 0;
-	return mill_err_set(err, MILL_ERR_USAGE,
-			    "`--at` is `%s`: give a time with its zone, such as 2030-01-31T08:00:00Z", at);
+	return mill_err_set(
+	        err, MILL_ERR_USAGE,
+	        "`--at` is `%s`: give a time with its zone, such as 2030-01-31T08:00:00Z", at);
 }
 
 static int read_message(struct mill_cli *cli, struct message *message, struct mill_err *err)
@@ -97,36 +99,40 @@ static int explain(const struct mill_cli_database *database, struct mill_err *er
 	static const char *const missing[] = { "3F000", "42883", "42P01" };
 	for (size_t i = 0; i < MILL_COUNT(missing); i++)
 		if (strcmp(err->sqlstate, missing[i]) == 0)
-			return mill_err_set(err, MILL_ERR_DATABASE,
-					    "this database has no queue in schema \"%s\": run `tidemill "
-					    "migrate` (%s)",
-					    database->manifest.settings.schema, err->message);
+			return mill_err_set(
+			        err, MILL_ERR_DATABASE,
+			        "this database has no queue in schema \"%s\": run `tidemill "
+			        "migrate` (%s)",
+			        database->manifest.settings.schema, err->message);
 	/* A value that the server finds wrong is a mistake in the command. */
 	if (strncmp(err->sqlstate, "22", 2) == 0)
 		err->kind = MILL_ERR_INPUT;
 	if (err->kind == MILL_ERR_UNREACHED && database->dsn == NULL)
-		return mill_err_wrap(err, "no database is named in the config, no `tidemill dev` runs "
-					  "there, and by the PG* variables");
+		return mill_err_wrap(err,
+		                     "no database is named in the config, no `tidemill dev` runs "
+		                     "there, and by the PG* variables");
 	return -1;
 }
 
 static int publish(const struct mill_cli_database *database, const struct message *message,
-		   struct mill_err *err)
+                   struct mill_err *err)
 {
 	struct mill_session *session;
 	if (mill_session_open(database->dsn, "tidemill publish", &session, err) != 0)
 		return explain(database, err);
 	mill_session_on_notice(session, on_notice, NULL);
 	char *schema = mill_policy_quote_identifier(database->manifest.settings.schema);
-	char *sql = mill_sprintf(
-		"select id, topic, delivered, duplicate from %s.publish($1, $2::jsonb,"
-		" delay => make_interval(secs => $3::double precision), available_at => $4::timestamptz,"
-		" priority => $5::double precision::integer, dedupe_key => $6,"
-		" max_attempts => $7::double precision::integer, published_by => $8)",
-		schema);
-	const char *params[] = { message->topic,      message->payload.data, message->delay,
-				 message->at,	      message->priority,     message->dedupe_key,
-				 message->max_attempts, message->by };
+	char *sql =
+	        mill_sprintf("select id, topic, delivered, duplicate from %s.publish($1, $2::jsonb,"
+	                     " delay => make_interval(secs => $3::double precision), available_at "
+	                     "=> $4::timestamptz,"
+	                     " priority => $5::double precision::integer, dedupe_key => $6,"
+	                     " max_attempts => $7::double precision::integer, published_by => $8)",
+	                     schema);
+	const char *params[] = { message->topic,        message->payload.data,
+		                 message->delay,        message->at,
+		                 message->priority,     message->dedupe_key,
+		                 message->max_attempts, message->by };
 	struct mill_rows *rows;
 	int result = mill_session_query(session, sql, MILL_COUNT(params), params, &rows, err);
 	if (result == 0) {
@@ -151,7 +157,8 @@ int mill_cli_publish(struct mill_cli *cli)
 	struct message message = { 0 };
 	struct mill_cli_database database;
 	int code = MILL_EXIT_OK;
-	if (read_message(cli, &message, &err) != 0 || mill_cli_find_database(cli, &database, &err) != 0) {
+	if (read_message(cli, &message, &err) != 0 ||
+	    mill_cli_find_database(cli, &database, &err) != 0) {
 		code = mill_cli_fail(&err);
 	} else {
 		if (publish(&database, &message, &err) != 0)

@@ -14,10 +14,11 @@ static int check_only(const struct mill_manifest *manifest, const char *only, st
 		    (only[topic_len] == '/' && strcmp(only + topic_len + 1, lane->subscriber) == 0))
 			return 0;
 	}
-	return mill_err_set(err, MILL_ERR_USAGE,
-			    "`--only` is `%s`, and the config has no such subscription: `tidemill check` "
-			    "lists them, write TOPIC or TOPIC/SUBSCRIBER",
-			    only);
+	return mill_err_set(
+	        err, MILL_ERR_USAGE,
+	        "`--only` is `%s`, and the config has no such subscription: `tidemill check` "
+	        "lists them, write TOPIC or TOPIC/SUBSCRIBER",
+	        only);
 }
 
 int mill_cli_run(struct mill_cli *cli)
@@ -34,10 +35,10 @@ int mill_cli_run(struct mill_cli *cli)
 		code = mill_cli_fail(&err);
 	else
 		code = mill_worker_run(&(struct mill_worker_options){
-			.cli = cli,
-			.manifest = &manifest,
-			.dsn = cli->database ? cli->database : manifest.settings.database,
-			.only = only,
+		        .cli = cli,
+		        .manifest = &manifest,
+		        .dsn = cli->database ? cli->database : manifest.settings.database,
+		        .only = only,
 		});
 	/* A thread that still waits for the database looks at the manifest's texts. */
 	if (!cli->leave_at_once)

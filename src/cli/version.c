@@ -19,7 +19,8 @@ static void print_server(struct mill_cli *cli)
 	struct mill_err err = MILL_ERR_INIT;
 	struct mill_cli_database database;
 	if (mill_cli_find_database(cli, &database, &err) != 0) {
-		/* Without a config there is none to look for; a config at fault is worth telling. */
+		/* Without a config there is none to look for; a config at fault is worth telling.
+		 */
 		if (err.kind == MILL_ERR_CONFIG)
 			printf("%-10snot asked: %s\n", "Postgres", err.message);
 		return;

@@ -22,7 +22,7 @@ struct mill_worker {
 	uv_timer_t retry;
 	uint64_t retry_ms;
 	struct mill_log_gate gate;
-	char trouble[6]; /* SQLSTATE of what was last said */
+	char trouble[6];              /* SQLSTATE of what was last said */
 	struct mill_runtime *runtime; /* NULL: not started yet */
 	bool ended;
 	bool has_terminal;
@@ -41,7 +41,7 @@ struct migration {
 	struct mill_err err;
 };
 
-/* ---- the end ----------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void end(struct mill_worker *worker, int exit_code)
 {
@@ -49,8 +49,9 @@ static void end(struct mill_worker *worker, int exit_code)
 		return;
 	worker->ended = true;
 	worker->exit_code = exit_code;
-	uv_handle_t *handles[] = { (uv_handle_t *)&worker->terminate, (uv_handle_t *)&worker->interrupt,
-				   (uv_handle_t *)&worker->hangup, (uv_handle_t *)&worker->retry };
+	uv_handle_t *handles[] = { (uv_handle_t *)&worker->terminate,
+		                   (uv_handle_t *)&worker->interrupt,
+		                   (uv_handle_t *)&worker->hangup, (uv_handle_t *)&worker->retry };
 	for (size_t i = 0; i < MILL_COUNT(handles); i++)
 		uv_close(handles[i], NULL);
 	/* A thread cannot be stopped; the process leaves without it, and the server rolls back. */
@@ -63,7 +64,6 @@ static void on_stopped(int exit_code, const struct mill_err *err, void *context)
 	struct mill_worker *worker = context;
 	if (err != NULL && err->message[0] != 0)
 		mill_cli_fail(err);
-	mill_log(MILL_LOG_INFO, "stopped", MILL_INT("exit_code", exit_code));
 	end(worker, exit_code);
 }
 
@@ -71,14 +71,14 @@ static void stop(struct mill_worker *worker, const char *why)
 {
 	if (worker->ended)
 		return;
-	mill_log(MILL_LOG_INFO, "stopping", MILL_TEXT("signal", why));
+	mill_log(MILL_LOG_INFO, "signal", MILL_TEXT("signal", why));
 	if (worker->runtime != NULL)
 		mill_runtime_stop(worker->runtime);
 	else
 		end(worker, MILL_EXIT_OK);
 }
 
-/* ---- signals ----------------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static void on_stop_signal(uv_signal_t *handle, int number)
 {
@@ -115,7 +115,7 @@ static void watch_signals(struct mill_worker *worker)
 	mill_signals_let_through();
 }
 
-/* ---- work that blocks -------------------------------------------------------------------------- */
+/* ---- work that blocks ------------------------------------------------------------------------ */
 
 struct background {
 	uv_work_t request;
@@ -141,28 +141,29 @@ static void on_work_done(uv_work_t *request, int status)
 }
 
 void mill_worker_background(struct mill_worker *worker, void (*work)(void *job),
-			    void (*done)(void *job), void *job)
+                            void (*done)(void *job), void *job)
 {
 	struct background *background = mill_alloc(sizeof(*background));
-	*background = (struct background){ .worker = worker, .work = work, .done = done, .job = job };
+	*background =
+	        (struct background){ .worker = worker, .work = work, .done = done, .job = job };
 	background->request.data = background;
 	worker->jobs++;
 	uv_queue_work(&worker->loop, &background->request, on_work, on_work_done);
 }
 
-/* ---- ready ------------------------------------------------------------------------------------- */
+/* ---- ready ----------------------------------------------------------------------------------- */
 
 static void on_ready(void *context)
 {
 	struct mill_worker *worker = context;
 	const struct mill_settings *settings = &worker->options.manifest->settings;
-	int64_t executors = settings->executors ? settings->executors :
-						  (int64_t)uv_available_parallelism();
+	int64_t executors =
+	        settings->executors ? settings->executors : (int64_t)uv_available_parallelism();
 	char *database = mill_cli_describe(worker->options.dsn);
 	mill_log(MILL_LOG_INFO, "ready", MILL_TEXT("app", settings->app),
-		 MILL_INT("lanes", worker->options.manifest->lane_count),
-		 MILL_TEXT("only", worker->options.only), MILL_INT("executors", executors),
-		 MILL_TEXT("database", database));
+	         MILL_INT("lanes", worker->options.manifest->lane_count),
+	         MILL_TEXT("only", worker->options.only), MILL_INT("executors", executors),
+	         MILL_TEXT("database", database));
 	free(database);
 	if (worker->options.on_ready != NULL)
 		worker->options.on_ready(worker, worker->options.context);
@@ -185,17 +186,17 @@ static void start_runtime(struct mill_worker *worker)
 		end(worker, mill_cli_fail(&err));
 }
 
-/* ---- the database, up to date ------------------------------------------------------------------ */
+/* ---- the database, up to date ---------------------------------------------------------------- */
 
 static void migrate(void *job)
 {
 	struct migration *migration = job;
 	if (migration->check_only)
-		migration->outcome =
-			mill_migrate_check(&migration->options, &migration->version, &migration->err);
+		migration->outcome = mill_migrate_check(&migration->options, &migration->version,
+		                                        &migration->err);
 	else
 		migration->outcome =
-			mill_migrate_run(&migration->options, &migration->result, &migration->err);
+		        mill_migrate_run(&migration->options, &migration->result, &migration->err);
 }
 
 static void start_migration(struct mill_worker *worker);
@@ -229,10 +230,11 @@ static void retry_later(struct mill_worker *worker, const struct mill_err *err)
 		worker->gate = (struct mill_log_gate){ 0 };
 	if (mill_log_gate(&worker->gate, SAY_AGAIN_SECS, &skipped))
 		mill_log(MILL_LOG_WARN, "database_not_ready", MILL_TEXT("error", err->message),
-			 MILL_INT("tries", skipped + 1));
+		         MILL_INT("tries", skipped + 1));
 	memcpy(worker->trouble, err->sqlstate, sizeof(worker->trouble));
 	uv_timer_start(&worker->retry, on_retry, worker->retry_ms, 0);
-	worker->retry_ms = worker->retry_ms * 2 < RETRY_LAST_MS ? worker->retry_ms * 2 : RETRY_LAST_MS;
+	worker->retry_ms =
+	        worker->retry_ms * 2 < RETRY_LAST_MS ? worker->retry_ms * 2 : RETRY_LAST_MS;
 }
 
 static void on_migrated(void *job)
@@ -244,8 +246,9 @@ static void on_migrated(void *job)
 		/* A signal came first. */
 	} else if (migration->outcome == 0) {
 		if (result->from_version < result->to_version)
-			mill_log(MILL_LOG_INFO, "migrated", MILL_INT("from_version", result->from_version),
-				 MILL_INT("to_version", result->to_version));
+			mill_log(MILL_LOG_INFO, "migrated",
+			         MILL_INT("from_version", result->from_version),
+			         MILL_INT("to_version", result->to_version));
 		start_runtime(worker);
 	} else if (may_pass(&migration->err)) {
 		retry_later(worker, &migration->err);
@@ -260,7 +263,8 @@ static void start_migration(struct mill_worker *worker)
 	struct migration *migration = mill_calloc(1, sizeof(*migration));
 	migration->worker = worker;
 	migration->check_only = !worker->options.manifest->settings.migrate;
-	mill_cli_migrate_options(worker->options.manifest, worker->options.dsn, &migration->options);
+	mill_cli_migrate_options(worker->options.manifest, worker->options.dsn,
+	                         &migration->options);
 	mill_worker_background(worker, migrate, on_migrated, migration);
 }
 

@@ -2,8 +2,8 @@
  * The worker as a foreground program: `run` and `dev` are this, with something around it.
  *
  * Brings the database up to date, trying for as long as it takes, turns the loop with a runtime on
- * it, and translates signals: the first SIGINT or SIGTERM stops in order, the second in haste, SIGHUP
- * does nothing. Knows nothing of where the database comes from.
+ * it, and translates signals: the first SIGINT or SIGTERM stops in order, the second in haste,
+ * SIGHUP does nothing. Knows nothing of where the database comes from.
  */
 #pragma once
 
@@ -34,4 +34,4 @@ int mill_worker_run(const struct mill_worker_options *options);
  * before. `job` must stay until then, or for ever when it does not come.
  */
 void mill_worker_background(struct mill_worker *worker, void (*work)(void *job),
-			    void (*done)(void *job), void *job);
+                            void (*done)(void *job), void *job);

@@ -250,6 +250,7 @@ static int resume(struct mill_task *task, int arguments)
 	if (task->deadline_ns == 0)
 		task->deadline_ns = now + (uint64_t)(task->lane->options.timeout_secs * 1e9);
 	atomic_store_explicit(&page->since_ns, now, memory_order_relaxed);
+	atomic_store_explicit(&page->deadline_ns, task->deadline_ns, memory_order_relaxed);
 	atomic_store_explicit(&page->ticket, task->ticket, memory_order_release);
 	tasks->current = task;
 	tasks->options.vm->speaker = &task->speaker;
@@ -333,8 +334,9 @@ static int on_yield(struct mill_task *task, struct mill_err *err)
 /* Run until the next wait, or the end. */
 static void run(struct mill_task *task, int arguments)
 {
+	/* Outlives each turn: a refusal is read by the coroutine in the next one. */
+	struct mill_err err = MILL_ERR_INIT;
 	for (;;) {
-		struct mill_err err = MILL_ERR_INIT;
 		int status = resume(task, arguments);
 		if (status == 0)
 			return finish_returned(task);

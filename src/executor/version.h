@@ -1,6 +1,6 @@
 /*
- * Which LuaJIT the program was built with and runs. Apart from the state itself, so that layers that
- * do not see lua.h can ask.
+ * Which LuaJIT the program was built with and runs. Apart from the state itself, so that layers
+ * that do not see lua.h can ask.
  */
 #pragma once
 

@@ -13,12 +13,9 @@
 
 #include "core/clock.h"
 #include "core/log.h"
-#include "core/uuid.h"
+#include "flow/sweep.h"
 
 #define TICK_MS 1000
-#define RECLAIM_BATCH 500
-#define RECLAIM_MOST_SECS 30.0
-#define UNKNOWN_LEAST_SECS 60.0
 #define SECOND_NS 1e9
 
 enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEFT };
@@ -28,10 +25,10 @@ struct mill_lease {
 	enum lease_state state;
 	char worker_id[128];
 	bool asking; /* a registration is in flight */
-	bool renewing, stamping, reclaiming;
+	bool renewing;
 	uint64_t renewed_ns; /* when the last successful renewal was sent */
 	uint64_t renewal_sent_ns;
-	uint64_t reclaim_at_ns, unknown_at_ns;
+	struct mill_sweep *sweep;
 	uv_timer_t tick;
 	struct mill_log_gate gate;
 	void (*on_left)(void *context);
@@ -43,11 +40,6 @@ struct mill_lease {
 static double lease_secs(const struct mill_lease *lease)
 {
 	return (double)lease->options.manifest->settings.lease_secs;
-}
-
-static uint64_t in_secs(double secs)
-{
-	return mill_clock_ns() + (uint64_t)(secs * SECOND_NS);
 }
 
 static void log_refusal(struct mill_lease *lease, const char *what, const struct mill_err *err)
@@ -93,8 +85,6 @@ static void on_worker_registered(struct mill_results *results, const struct mill
 	}
 	lease->state = ALIVE;
 	lease->renewed_ns = lease->renewal_sent_ns;
-	lease->reclaim_at_ns = 0;
-	lease->unknown_at_ns = in_secs(UNKNOWN_LEAST_SECS * mill_clock_random());
 	mill_log(MILL_LOG_INFO, "registered", MILL_TEXT("worker", lease->worker_id),
 	         MILL_TEXT("app", lease->options.manifest->settings.app),
 	         MILL_INT("lanes", lease->options.manifest->lane_count));
@@ -214,105 +204,6 @@ static void renew(struct mill_lease *lease)
 	mill_store_renew(lease->options.store, lease->options.link, on_renewed, lease);
 }
 
-/* ---- sweeps -------------------------------------------------------------------------------- */
-
-static void on_stamped(struct mill_results *results, const struct mill_err *err, void *context)
-{
-	struct mill_lease *lease = context;
-	lease->stamping = false;
-	if (err != NULL) {
-		log_refusal(lease, "stamp lanes", err);
-		return;
-	}
-	for (size_t i = 0; i < mill_store_stamped_count(results); i++)
-		lease->options.on_work(mill_store_stamped_topic(results, i),
-		                       lease->options.context);
-}
-
-static void log_reclaimed(const struct mill_store_reclaimed *row)
-{
-	char id[37];
-	mill_uuid_text(row->id, id);
-	mill_log(row->failed ? MILL_LOG_ERROR : MILL_LOG_WARN,
-	         row->failed ? "message_failed" : "message_reclaimed", MILL_TEXT("message_id", id),
-	         MILL_TEXT_N("topic", row->topic.data, row->topic.len),
-	         MILL_TEXT_N("subscriber", row->subscriber.data, row->subscriber.len),
-	         MILL_INT("attempt", row->attempts),
-	         MILL_TEXT("error",
-	                   row->failed ? "its worker died, and it is out of attempts" : NULL));
-}
-
-static void on_notified(struct mill_results *results, const struct mill_err *err, void *context)
-{
-	(void)results;
-	if (err != NULL)
-		log_refusal(context, "notify", err);
-}
-
-/* Each topic once: a dead worker leaves many messages of few topics. */
-static void tell_others(struct mill_lease *lease, const struct mill_results *results, size_t count)
-{
-	struct mill_span topics[RECLAIM_BATCH];
-	size_t topic_count = 0;
-	for (size_t i = 0; i < count && i < RECLAIM_BATCH; i++) {
-		struct mill_store_reclaimed row;
-		mill_store_reclaimed_row(results, i, &row);
-		log_reclaimed(&row);
-		bool known = row.failed;
-		for (size_t j = 0; j < topic_count && !known; j++)
-			known = topics[j].len == row.topic.len &&
-			        memcmp(topics[j].data, row.topic.data, row.topic.len) == 0;
-		if (!known)
-			topics[topic_count++] = row.topic;
-	}
-	for (size_t i = 0; i < topic_count; i++)
-		lease->options.on_work(topics[i], lease->options.context);
-	if (topic_count > 0 && mill_link_is_up(lease->options.link))
-		mill_store_notify(lease->options.store, lease->options.link, topics, topic_count,
-		                  on_notified, lease);
-}
-
-static void on_reclaimed(struct mill_results *results, const struct mill_err *err, void *context)
-{
-	struct mill_lease *lease = context;
-	lease->reclaiming = false;
-	if (err != NULL) {
-		log_refusal(lease, "reclaim", err);
-		return;
-	}
-	size_t count = mill_store_reclaimed_count(results);
-	tell_others(lease, results, count);
-	if (count >= RECLAIM_BATCH)
-		lease->reclaim_at_ns = 0; /* there is more */
-}
-
-/* All workers do it; the jitter keeps them apart. */
-static void sweep(struct mill_lease *lease, uint64_t now)
-{
-	struct mill_store *store = lease->options.store;
-	struct mill_link *link = lease->options.link;
-	if (!lease->stamping) {
-		lease->stamping = true;
-		mill_store_stamp(store, link, on_stamped, lease);
-	}
-	if (lease->reclaiming)
-		return;
-	if (now >= lease->reclaim_at_ns) {
-		double period = lease_secs(lease) / 3;
-		period = period > RECLAIM_MOST_SECS ? RECLAIM_MOST_SECS : period;
-		lease->reclaim_at_ns = in_secs(period * (0.75 + 0.25 * mill_clock_random()));
-		lease->reclaiming = true;
-		mill_store_reclaim_dead(store, link, RECLAIM_BATCH, on_reclaimed, lease);
-	} else if (now >= lease->unknown_at_ns) {
-		double period = lease_secs(lease) > UNKNOWN_LEAST_SECS ? lease_secs(lease)
-		                                                       : UNKNOWN_LEAST_SECS;
-		lease->unknown_at_ns = in_secs(period * (0.75 + 0.25 * mill_clock_random()));
-		lease->reclaiming = true;
-		mill_store_reclaim_unknown(store, link, RECLAIM_BATCH, (int32_t)lease_secs(lease),
-		                           on_reclaimed, lease);
-	}
-}
-
 static void on_tick(uv_timer_t *timer)
 {
 	struct mill_lease *lease = mill_container_of(timer, struct mill_lease, tick);
@@ -331,7 +222,7 @@ static void on_tick(uv_timer_t *timer)
 		return;
 	if (since > lease_secs(lease) / 3 - 0.5 && !lease->renewing)
 		renew(lease);
-	sweep(lease, now);
+	mill_sweep_turn(lease->sweep);
 }
 
 void mill_lease_link_up(struct mill_lease *lease)
@@ -348,6 +239,14 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 {
 	struct mill_lease *lease = mill_calloc(1, sizeof(*lease));
 	lease->options = *options;
+	struct mill_sweep_options sweep_options = {
+		.store = options->store,
+		.link = options->link,
+		.lease_secs = lease_secs(lease),
+		.on_work = options->on_work,
+		.context = options->context,
+	};
+	lease->sweep = mill_sweep_new(&sweep_options);
 	MILL_ASSERT(uv_timer_init(options->loop, &lease->tick) == 0);
 	uv_timer_start(&lease->tick, on_tick, TICK_MS, TICK_MS);
 	return lease;
@@ -381,6 +280,7 @@ static void on_timer_closed(uv_handle_t *handle)
 	struct mill_lease *lease = mill_container_of(handle, struct mill_lease, tick);
 	void (*on_closed)(void *) = lease->on_closed;
 	void *context = lease->closed_context;
+	mill_sweep_free(lease->sweep);
 	free(lease);
 	on_closed(context);
 }

@@ -1,9 +1,9 @@
 /*
  * Lease: that this worker is known and alive, and what is done about those that are not.
  *
- * Registers lanes and worker, renews the lease, reclaims from dead workers, stamps rows written by
- * hand with their lane. All on a link of its own, so that nothing a publisher or a locked row does
- * can delay a renewal. Runtime process.
+ * Registers lanes and worker, renews the lease, and keeps the sweeps going (sweep.h). All on a link
+ * of its own, so that nothing a publisher or a locked row does can delay a renewal. Runtime
+ * process.
  */
 #pragma once
 

@@ -383,7 +383,9 @@ static int make_page(struct process *process)
 static int spawn(struct process *process, int socket_fd, int page_fd)
 {
 	struct mill_pool *pool = process->executor.pool;
-	char *args[] = { (char *)pool->options.program, (char *)"executor", NULL };
+	char parent[16];
+	snprintf(parent, sizeof(parent), "%d", (int)getpid());
+	char *args[] = { (char *)pool->options.program, (char *)"executor", parent, NULL };
 	uv_stdio_container_t stdio[] = {
 		{ .flags = UV_IGNORE },
 		{ .flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO },

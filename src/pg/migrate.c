@@ -5,7 +5,9 @@
 #include <stdio.h>
 
 #include "core/embedded.h"
+#include "core/frame.h"
 #include "core/policy.h"
+#include "pg/queries.h"
 #include "pg/session.h"
 
 /* How long to wait for another migration, and for a lock on a busy table. */
@@ -55,69 +57,9 @@ static char *checksum_of(const struct mill_embedded *file)
 	return mill_sprintf("%016" PRIx64, hash);
 }
 
-/* A text that grows. */
-struct text {
-	char *bytes;
-	size_t len, room;
-};
-
-static void append(struct text *text, const char *bytes, size_t len)
-{
-	if (text->len + len + 1 > text->room) {
-		text->room = (text->len + len + 1) * 2;
-		text->bytes = mill_realloc(text->bytes, text->room);
-	}
-	memcpy(text->bytes + text->len, bytes, len);
-	text->len += len;
-	text->bytes[text->len] = '\0';
-}
-
-static void append_take(struct text *text, char *more)
-{
-	append(text, more, strlen(more));
-	free(more);
-}
-
-/* Append `sql` with {schema}, {table} and {prefix} filled in; other braces are SQL's own. */
-static void append_filled(struct text *text, const char *sql,
-                          const struct mill_migrate_options *options)
-{
-	char *schema = mill_policy_quote_identifier(options->schema);
-	char *table = mill_policy_quote_identifier(options->table);
-	const struct {
-		const char *placeholder, *value;
-	} known[] = {
-		{ "{schema}", schema },
-		{ "{table}", table },
-		{ "{prefix}", options->prefix },
-	};
-	while (*sql != '\0') {
-		size_t plain = strcspn(sql, "{");
-		append(text, sql, plain);
-		sql += plain;
-		if (*sql == '\0')
-			break;
-		size_t i = 0;
-		while (i < MILL_COUNT(known) &&
-		       strncmp(sql, known[i].placeholder, strlen(known[i].placeholder)) != 0)
-			i++;
-		if (i < MILL_COUNT(known)) {
-			append(text, known[i].value, strlen(known[i].value));
-			sql += strlen(known[i].placeholder);
-		} else {
-			append(text, sql++, 1);
-		}
-	}
-	free(schema);
-	free(table);
-}
-
 static char *fill(const char *sql, const struct mill_migrate_options *options)
 {
-	struct text text = { 0 };
-	append(&text, "", 0);
-	append_filled(&text, sql, options);
-	return text.bytes;
+	return mill_query_fill(sql, options->schema, options->table, options->prefix);
 }
 
 /* ---- options ---------------------------------------------------------------------------- */
@@ -485,22 +427,33 @@ int mill_migrate_run(const struct mill_migrate_options *options, struct mill_mig
 
 /* ---- printing and checking -------------------------------------------------------------- */
 
+static void append_filled(struct mill_buffer *text, const char *sql,
+                          const struct mill_migrate_options *options)
+{
+	char *filled = fill(sql, options);
+	mill_buffer_text(text, filled);
+	free(filled);
+}
+
 char *mill_migrate_print(const struct mill_migrate_options *options, struct mill_err *err)
 {
 	if (check_options(options, err) != 0)
 		return NULL;
 	int target = target_of(options);
-	struct text text = { 0 };
-	append_take(&text,
-	            mill_sprintf("-- Makes a new Tidemill schema, version %d. Run it with\n"
-	                         "--   psql -v ON_ERROR_STOP=1 -f FILE\n"
-	                         "begin transaction isolation level read committed read write;\n"
-	                         "%s",
-	                         target, preamble));
+	struct mill_buffer text = { 0 };
+	char *head = mill_sprintf("-- Makes a new Tidemill schema, version %d. Run it with\n"
+	                          "--   psql -v ON_ERROR_STOP=1 -f FILE\n"
+	                          "begin transaction isolation level read committed read write;\n"
+	                          "%s",
+	                          target, preamble);
+	mill_buffer_text(&text, head);
+	free(head);
 	append_filled(&text, "create schema if not exists {schema};\n", options);
 	for (int version = 1; version <= target; version++) {
 		const struct mill_embedded *file = file_of(version);
-		append_take(&text, mill_sprintf("\n-- ==== %s ====\n\n", file->name));
+		mill_buffer_text(&text, "\n-- ==== ");
+		mill_buffer_text(&text, file->name);
+		mill_buffer_text(&text, " ====\n\n");
 		append_filled(&text, (const char *)file->data, options);
 		char *record = record_of(version);
 		append_filled(&text, record, options);
@@ -509,8 +462,9 @@ char *mill_migrate_print(const struct mill_migrate_options *options, struct mill
 	char *settings = settings_of(options);
 	append_filled(&text, settings, options);
 	free(settings);
-	append(&text, "commit;\n", 8);
-	return text.bytes;
+	mill_buffer_text(&text, "commit;\n");
+	mill_buffer_bytes(&text, "", 1);
+	return text.data;
 }
 
 static int check_found(struct mill_session *session, const struct mill_migrate_options *options,

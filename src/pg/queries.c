@@ -35,6 +35,9 @@
 	"  'by', q.claimed_by, 'error', " text "), 9223372036854775807"                            \
 	" ORDER BY n DESC LIMIT 5) AS h)"
 
+/* What every sweep returns of a row it changed. */
+#define SWEPT "q.id, q.topic, q.subscriber, q.status = 'failed', q.attempts, q.error"
+
 /*
  * What becomes of a message whose worker is gone: the attempt counts, so one that kills its worker
  * each time ends as a dead letter. `r` has tid and max_attempts.
@@ -49,7 +52,27 @@
 	"  errors = " WITH_HISTORY("'the subscriber holding this message stopped responding'") ", " \
 	UNHELD                                                                                     \
 	" FROM held AS r WHERE q.ctid = r.tid"                                                     \
-	" RETURNING q.id, q.topic, q.subscriber, q.status = 'failed', q.attempts"
+	" RETURNING " SWEPT
+
+/* The lanes that have done rows, one index probe each; 0 stands for "none". */
+#define FINISHED_LANES                                                                             \
+	"lanes(lane) AS ("                                                                         \
+	" (SELECT coalesce(q.lane, 0) AS lane FROM " TABLE " AS q"                                 \
+	"  WHERE q.processed_at IS NOT NULL AND q.error IS NULL"                                   \
+	"  ORDER BY coalesce(q.lane, 0) LIMIT 1)"                                                  \
+	" UNION ALL SELECT (SELECT coalesce(q.lane, 0) FROM " TABLE " AS q"                        \
+	"  WHERE q.processed_at IS NOT NULL AND q.error IS NULL"                                   \
+	"   AND coalesce(q.lane, 0) > l.lane ORDER BY coalesce(q.lane, 0) LIMIT 1)"                \
+	" FROM lanes AS l WHERE l.lane IS NOT NULL)"
+
+/* Waiting for longer than a deploy takes, in a topic that live workers serve or to which its pair is
+   registered again. */
+#define ADOPTABLE                                                                                  \
+	"q.processed_at IS NULL AND q.status = 'pending'"                                          \
+	" AND q.updated_at < now() - least($2::int4, 60) * interval '1 second'"                    \
+	" AND (q.topic IN (SELECT topic FROM served)"                                              \
+	"  OR EXISTS (SELECT FROM {schema}.subscription AS s"                                      \
+	"   WHERE s.topic = q.topic AND s.subscriber = q.subscriber))"
 
 /* The fence. */
 #define STILL_HELD "q.status = 'running' AND q.claimed_by = o.by"
@@ -229,25 +252,23 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 	[MILL_QUERY_LEAVE] = { "leave",
 		"DELETE FROM {schema}.worker WHERE id = $1::text" },
 
-	/* Rows written by hand get the lane of their pair, at most a thousand at a time. */
+	/* The sweeps: $1 most rows, $2 lease_secs. Rows written by hand get the lane of their pair. */
 	[MILL_QUERY_STAMP] = { "stamp",
 		"WITH bare AS MATERIALIZED ("
 		" SELECT q.ctid AS tid, s.lane FROM " TABLE " AS q JOIN {schema}.subscription AS s"
 		"  ON s.topic = q.topic AND s.subscriber = q.subscriber"
-		" WHERE q.lane IS NULL AND q.processed_at IS NULL"
-		" LIMIT 1000 FOR UPDATE OF q SKIP LOCKED),"
-		" stamped AS (UPDATE " TABLE " AS q SET lane = bare.lane FROM bare"
-		"  WHERE q.ctid = bare.tid RETURNING q.topic)"
-		" SELECT topic, pg_notify('{prefix}_queue', topic)"
-		"  FROM (SELECT DISTINCT topic FROM stamped) AS t" },
+		" WHERE q.lane IS NULL AND q.processed_at IS NULL AND $2::int4 > 0"
+		" LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED)"
+		" UPDATE " TABLE " AS q SET lane = bare.lane FROM bare"
+		" WHERE q.ctid = bare.tid RETURNING " SWEPT },
 
 	/*
-	 * $1 most rows. The workers' rows are locked first: a renewal that is under way wins, and
-	 * of several reclaiming workers one does the work.
+	 * The workers' rows are locked first: a renewal that is under way wins, and of several
+	 * reclaiming workers one does the work.
 	 */
 	[MILL_QUERY_RECLAIM_DEAD] = { "reclaim_dead",
 		"WITH dead AS MATERIALIZED ("
-		" SELECT id FROM {schema}.worker WHERE lease_until < clock_timestamp()"
+		" SELECT id FROM {schema}.worker WHERE lease_until < clock_timestamp() AND $2::int4 > 0"
 		" ORDER BY id FOR UPDATE SKIP LOCKED),"
 		" held AS MATERIALIZED ("
 		" SELECT h.tid, coalesce(h.max_attempts, s.max_attempts, 5) AS max_attempts"
@@ -259,7 +280,7 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" LEFT JOIN {schema}.subscription AS s ON s.lane = h.lane LIMIT $1::int4)"
 		RECLAIM_UPDATE },
 
-	/* $1 most rows, $2 lease_secs: messages whose holder nobody knows. */
+	/* Messages whose holder nobody knows. */
 	[MILL_QUERY_RECLAIM_UNKNOWN] = { "reclaim_unknown",
 		"WITH held AS MATERIALIZED ("
 		" SELECT q.ctid AS tid, coalesce(q.max_attempts, s.max_attempts, 5) AS max_attempts"
@@ -271,12 +292,89 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED)"
 		RECLAIM_UPDATE },
 
-	/* Dead workers that hold nothing any more. */
+	/* Dead workers that hold nothing any more; no parameters. */
 	[MILL_QUERY_BURY] = { "bury",
 		"DELETE FROM {schema}.worker AS w WHERE lease_until < clock_timestamp()"
 		" AND NOT EXISTS (SELECT FROM " TABLE " AS q WHERE q.processed_at IS NULL"
 		"  AND q.status = 'running' AND split_part(q.claimed_by, '#', 1) = w.id)"
 		" RETURNING w.id" },
+
+	/*
+	 * Done rows past their lane's retention, a range of message_finished per lane. Rows without a
+	 * lane (published to nobody) and those of removed lanes stay a day.
+	 */
+	[MILL_QUERY_PRUNE] = { "prune",
+		"WITH RECURSIVE " FINISHED_LANES ","
+		" old AS MATERIALIZED ("
+		" SELECT o.tid FROM lanes AS l LEFT JOIN {schema}.subscription AS s ON s.lane = l.lane"
+		" CROSS JOIN LATERAL ("
+		"  SELECT q.ctid AS tid FROM " TABLE " AS q"
+		"  WHERE coalesce(q.lane, 0) = l.lane AND q.processed_at IS NOT NULL AND q.error IS NULL"
+		"   AND q.processed_at < now() - coalesce(s.retain_hours, 24) * interval '1 hour'"
+		"   AND q.status IN ('done', 'discarded')"
+		"  ORDER BY q.processed_at LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS o"
+		" WHERE coalesce(s.retain_hours, 24) > 0 AND $2::int4 > 0 LIMIT $1::int4)"
+		" DELETE FROM " TABLE " AS q USING old WHERE q.ctid = old.tid RETURNING " SWEPT },
+
+	/* The few that were discarded lie among the dead letters, which stay. */
+	[MILL_QUERY_PRUNE_DISCARDED] = { "prune_discarded",
+		"WITH old AS MATERIALIZED ("
+		" SELECT q.ctid AS tid FROM " TABLE " AS q"
+		" LEFT JOIN {schema}.subscription AS s ON s.lane = q.lane"
+		" WHERE q.processed_at IS NOT NULL AND q.error IS NOT NULL"
+		"  AND q.status IN ('done', 'discarded') AND coalesce(s.retain_hours, 24) > 0"
+		"  AND q.processed_at < now() - coalesce(s.retain_hours, 24) * interval '1 hour'"
+		"  AND q.processed_at < now() - interval '1 hour' AND $2::int4 > 0"
+		" ORDER BY q.processed_at LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED)"
+		" DELETE FROM " TABLE " AS q USING old WHERE q.ctid = old.tid RETURNING " SWEPT },
+
+	/*
+	 * A lane goes when its app has live workers and none of them declares it: so neither a rolling
+	 * deploy nor a total outage removes one. The pause covers a worker between registering its
+	 * lanes and itself.
+	 */
+	[MILL_QUERY_REMOVE_LANES] = { "remove_lanes",
+		"DELETE FROM {schema}.subscription AS s"
+		" WHERE s.updated_at < now() - least($2::int4, 60) * interval '1 second' AND $1::int4 > 0"
+		" AND EXISTS (SELECT FROM {schema}.worker AS w"
+		"  WHERE w.app = s.app AND w.lease_until > clock_timestamp())"
+		" AND NOT EXISTS (SELECT FROM {schema}.worker AS w"
+		"  WHERE w.app = s.app AND w.lease_until > clock_timestamp() AND s.lane = ANY (w.lanes))"
+		" RETURNING NULL::uuid, s.topic, s.subscriber, false, 0, NULL::text" },
+
+	/*
+	 * What waits in a lane that was removed: to the lane its pair has now, or, where live workers
+	 * serve its topic without it, to the dead letters. The same for a pair nobody ever registered.
+	 */
+	[MILL_QUERY_ADOPT] = { "adopt",
+		"WITH RECURSIVE lanes(lane) AS ("
+		" (SELECT q.lane FROM " TABLE " AS q WHERE q.processed_at IS NULL AND q.lane IS NOT NULL"
+		"  ORDER BY q.lane LIMIT 1)"
+		" UNION ALL SELECT (SELECT q.lane FROM " TABLE " AS q"
+		"  WHERE q.processed_at IS NULL AND q.lane > l.lane ORDER BY q.lane LIMIT 1)"
+		" FROM lanes AS l WHERE l.lane IS NOT NULL),"
+		" served AS MATERIALIZED ("
+		" SELECT DISTINCT s.topic FROM {schema}.subscription AS s JOIN {schema}.worker AS w"
+		"  ON w.lease_until > clock_timestamp() AND s.lane = ANY (w.lanes)),"
+		" lost AS MATERIALIZED ("
+		" SELECT a.tid FROM lanes AS l CROSS JOIN LATERAL ("
+		"  SELECT q.ctid AS tid FROM " TABLE " AS q"
+		"  WHERE q.lane = l.lane AND " ADOPTABLE
+		"  LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS a"
+		" WHERE NOT EXISTS (SELECT FROM {schema}.subscription AS s WHERE s.lane = l.lane)"
+		" UNION ALL SELECT b.tid FROM ("
+		"  SELECT q.ctid AS tid FROM " TABLE " AS q"
+		"  WHERE q.lane IS NULL AND q.subscriber <> '' AND " ADOPTABLE
+		"  LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS b)"
+		" UPDATE " TABLE " AS q SET lane = coalesce(s.lane, q.lane), updated_at = now(),"
+		"  status = CASE WHEN s.lane IS NULL THEN 'failed' ELSE 'pending' END,"
+		"  processed_at = CASE WHEN s.lane IS NULL THEN now() END,"
+		"  error = CASE WHEN s.lane IS NULL THEN '`' || q.subscriber || '` is subscribed to `'"
+		"   || q.topic || '` but no such handler is loaded' ELSE q.error END"
+		" FROM (SELECT x.tid, s.lane FROM lost AS x JOIN " TABLE " AS m ON m.ctid = x.tid"
+		"  LEFT JOIN {schema}.subscription AS s"
+		"   ON s.topic = m.topic AND s.subscriber = m.subscriber) AS s"
+		" WHERE q.ctid = s.tid RETURNING " SWEPT },
 };
 
 /* clang-format on */

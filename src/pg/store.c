@@ -24,7 +24,9 @@ static const uint64_t uses[] = {
 	                   BIT(MILL_QUERY_READ_LANES) | BIT(MILL_QUERY_REGISTER_WORKER) |
 	                   BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) | BIT(MILL_QUERY_STAMP) |
 	                   BIT(MILL_QUERY_RECLAIM_DEAD) | BIT(MILL_QUERY_RECLAIM_UNKNOWN) |
-	                   BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_NOTIFY),
+	                   BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_PRUNE) |
+	                   BIT(MILL_QUERY_PRUNE_DISCARDED) | BIT(MILL_QUERY_REMOVE_LANES) |
+	                   BIT(MILL_QUERY_ADOPT) | BIT(MILL_QUERY_NOTIFY),
 	[MILL_USE_PUBLISH] = BIT(MILL_QUERY_PATIENCE) | BIT(MILL_QUERY_SETTLE_DONE_ALONE) |
 	                     BIT(MILL_QUERY_SETTLE_BACK_ALONE) | BIT(MILL_QUERY_SETTLE_PUBLISHING) |
 	                     BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_PUBLISH),
@@ -462,59 +464,38 @@ void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_lin
 	send_one(link, MILL_QUERY_LEAVE, p, done, context);
 }
 
-void mill_store_stamp(struct mill_store *store, struct mill_link *link, mill_link_done done,
-                      void *context)
-{
-	(void)store;
-	send_pinned(link, MILL_QUERY_STAMP, NULL, done, context);
-}
-
-size_t mill_store_stamped_count(const struct mill_results *results)
-{
-	return (size_t)mill_rowset_count(mill_results_at(results, 1));
-}
-
-struct mill_span mill_store_stamped_topic(const struct mill_results *results, size_t i)
-{
-	return mill_rowset_span(mill_results_at(results, 1), (int)i, 0);
-}
-
-void mill_store_reclaim_dead(struct mill_store *store, struct mill_link *link, int32_t most,
-                             mill_link_done done, void *context)
-{
-	struct mill_params *p = params(store);
-	mill_params_int4(p, most);
-	mill_link_begin(link);
-	mill_link_add(link, MILL_QUERY_PIN, NULL);
-	mill_link_add(link, MILL_QUERY_RECLAIM_DEAD, p);
-	mill_link_add(link, MILL_QUERY_BURY, NULL);
-	mill_link_end(link, done, context);
-}
-
-void mill_store_reclaim_unknown(struct mill_store *store, struct mill_link *link, int32_t most,
-                                int32_t lease_secs, mill_link_done done, void *context)
+void mill_store_sweep(struct mill_store *store, struct mill_link *link, enum mill_query query,
+                      int32_t most, int32_t lease_secs, mill_link_done done, void *context)
 {
 	struct mill_params *p = params(store);
 	mill_params_int4(p, most);
 	mill_params_int4(p, lease_secs);
-	send_pinned(link, MILL_QUERY_RECLAIM_UNKNOWN, p, done, context);
+	mill_link_begin(link);
+	mill_link_add(link, MILL_QUERY_PIN, NULL);
+	mill_link_add(link, query, p);
+	if (query == MILL_QUERY_RECLAIM_DEAD)
+		mill_link_add(link, MILL_QUERY_BURY, NULL);
+	mill_link_end(link, done, context);
 }
 
-size_t mill_store_reclaimed_count(const struct mill_results *results)
+size_t mill_store_swept_count(const struct mill_results *results)
 {
 	return (size_t)mill_rowset_count(mill_results_at(results, 1));
 }
 
-void mill_store_reclaimed_row(const struct mill_results *results, size_t i,
-                              struct mill_store_reclaimed *row)
+void mill_store_swept_row(const struct mill_results *results, size_t i,
+                          struct mill_store_swept *row)
 {
 	const struct mill_rowset *rows = mill_results_at(results, 1);
 	int at = (int)i;
-	copy_id(rows, at, 0, row->id);
+	memset(row->id, 0, sizeof(row->id));
+	if (!mill_rowset_null(rows, at, 0))
+		copy_id(rows, at, 0, row->id);
 	row->topic = mill_rowset_span(rows, at, 1);
 	row->subscriber = mill_rowset_span(rows, at, 2);
 	row->failed = mill_rowset_bool(rows, at, 3);
 	row->attempts = mill_rowset_int(rows, at, 4);
+	row->error = mill_rowset_span(rows, at, 5);
 }
 
 void mill_store_notify(struct mill_store *store, struct mill_link *link,

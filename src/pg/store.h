@@ -134,27 +134,22 @@ bool mill_store_renewed(const struct mill_results *results);
 void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
                       void *context);
 
-/* Give rows without a lane theirs; topics are notified. */
-void mill_store_stamp(struct mill_store *store, struct mill_link *link, mill_link_done done,
-                      void *context);
-size_t mill_store_stamped_count(const struct mill_results *results);
-struct mill_span mill_store_stamped_topic(const struct mill_results *results, size_t i);
-
-/* Reclaim from dead workers and bury those that hold nothing; at most `most` rows. */
-void mill_store_reclaim_dead(struct mill_store *store, struct mill_link *link, int32_t most,
-                             mill_link_done done, void *context);
-/* Reclaim rows held for longer than `lease_secs` by a worker nobody knows. */
-void mill_store_reclaim_unknown(struct mill_store *store, struct mill_link *link, int32_t most,
-                                int32_t lease_secs, mill_link_done done, void *context);
-struct mill_store_reclaimed {
-	uint8_t id[16];
+/*
+ * Run one sweep of queries.h (stamp, reclaim_…, prune…, remove_lanes, adopt) over at most `most`
+ * rows; reclaiming from the dead buries those that hold nothing any more.
+ */
+void mill_store_sweep(struct mill_store *store, struct mill_link *link, enum mill_query query,
+                      int32_t most, int32_t lease_secs, mill_link_done done, void *context);
+struct mill_store_swept {
+	uint8_t id[16]; /* zeros for a lane */
 	struct mill_span topic, subscriber;
-	bool failed; /* out of attempts */
+	bool failed; /* it became a dead letter */
 	int32_t attempts;
+	struct mill_span error;
 };
-size_t mill_store_reclaimed_count(const struct mill_results *results);
-void mill_store_reclaimed_row(const struct mill_results *results, size_t i,
-                              struct mill_store_reclaimed *row);
+size_t mill_store_swept_count(const struct mill_results *results);
+void mill_store_swept_row(const struct mill_results *results, size_t i,
+                          struct mill_store_swept *row);
 /* Tell everybody that these topics have something again. */
 void mill_store_notify(struct mill_store *store, struct mill_link *link,
                        const struct mill_span *topics, size_t count, mill_link_done done,

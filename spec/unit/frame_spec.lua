@@ -1,0 +1,359 @@
+-- Frames between a runtime and its executors: what is written reads back the same, and whatever else
+-- arrives is refused without reading past its end. src/core/frame and src/core/message.
+
+local ffi = require "ffi"
+local unit = require "spec.support.unit"
+
+local lib = unit.cdef [[
+  struct mill_err {
+    int kind; int code; char sqlstate[6]; const char *file; int line; char message[1024];
+  };
+  struct mill_buffer { char *data; size_t len, cap; };
+  struct mill_span { const char *data; size_t len; };
+  struct mill_reader { const char *at, *end; bool failed; };
+  struct mill_frame { int type; struct mill_reader body; };
+  struct mill_load { int mode; uint32_t generation; struct mill_span config_path; };
+  struct mill_deliver {
+    uint64_t ticket; uint32_t lane; uint8_t id[16]; uint32_t attempts; uint32_t max_attempts; int32_t priority;
+    int64_t created_at; struct mill_span published_by; struct mill_span headers; struct mill_span payload;
+  };
+  struct mill_outcome {
+    uint64_t ticket; int kind; double delay_secs; struct mill_span error; struct mill_span publications;
+  };
+  struct mill_cancel { uint64_t ticket; struct mill_span reason; };
+  struct mill_request { uint64_t request; uint64_t ticket; struct mill_span body; struct mill_span published_by; };
+  struct mill_reply { uint64_t request; bool ok; struct mill_span body; };
+  void mill_buffer_free(struct mill_buffer *buffer);
+  void mill_buffer_reserve(struct mill_buffer *buffer, size_t len);
+  void mill_buffer_bytes(struct mill_buffer *buffer, const void *bytes, size_t len);
+  void mill_buffer_text(struct mill_buffer *buffer, const char *text);
+  void mill_buffer_consume(struct mill_buffer *buffer, size_t len);
+  void mill_write_u8(struct mill_buffer *buffer, uint8_t value);
+  void mill_write_u32(struct mill_buffer *buffer, uint32_t value);
+  void mill_write_u64(struct mill_buffer *buffer, uint64_t value);
+  void mill_write_i64(struct mill_buffer *buffer, int64_t value);
+  void mill_write_double(struct mill_buffer *buffer, double value);
+  void mill_write_span(struct mill_buffer *buffer, struct mill_span span);
+  uint8_t mill_read_u8(struct mill_reader *reader);
+  uint32_t mill_read_u32(struct mill_reader *reader);
+  uint64_t mill_read_u64(struct mill_reader *reader);
+  int64_t mill_read_i64(struct mill_reader *reader);
+  double mill_read_double(struct mill_reader *reader);
+  struct mill_span mill_read_span(struct mill_reader *reader);
+  bool mill_reader_finished(const struct mill_reader *reader);
+  size_t mill_frame_begin(struct mill_buffer *buffer, int type);
+  void mill_frame_end(struct mill_buffer *buffer, size_t at);
+  int64_t mill_frame_parse(const char *data, size_t len, struct mill_frame *frame, struct mill_err *err);
+  void mill_load_write(struct mill_buffer *out, const struct mill_load *load);
+  int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill_err *err);
+  void mill_load_error_write(struct mill_buffer *out, struct mill_span text);
+  int mill_load_error_read(struct mill_reader *body, struct mill_span *text, struct mill_err *err);
+  void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver);
+  int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, struct mill_err *err);
+  void mill_outcome_write(struct mill_buffer *out, const struct mill_outcome *outcome);
+  int mill_outcome_read(struct mill_reader *body, struct mill_outcome *outcome, struct mill_err *err);
+  void mill_cancel_write(struct mill_buffer *out, const struct mill_cancel *cancel);
+  int mill_cancel_read(struct mill_reader *body, struct mill_cancel *cancel, struct mill_err *err);
+  void mill_request_write(struct mill_buffer *out, const struct mill_request *request);
+  int mill_request_read(struct mill_reader *body, struct mill_request *request, struct mill_err *err);
+  void mill_reply_write(struct mill_buffer *out, const struct mill_reply *reply);
+  int mill_reply_read(struct mill_reader *body, struct mill_reply *reply, struct mill_err *err);
+]]
+
+local function new_buffer()
+  return ffi.gc(ffi.new "struct mill_buffer", lib.mill_buffer_free)
+end
+
+local function bytes_of(buffer)
+  return ffi.string(buffer.data, buffer.len)
+end
+
+local function span(text)
+  return ffi.new("struct mill_span", text, text and #text or 0)
+end
+
+local function text_of(value)
+  if value.data ~= nil then
+    return ffi.string(value.data, value.len)
+  end
+end
+
+-- A copy that ends where its memory ends, so that a sanitizer sees a read past it.
+local function exact(bytes)
+  local memory = ffi.new("char[?]", math.max(#bytes, 1))
+  ffi.copy(memory, bytes, #bytes)
+  return memory
+end
+
+-- The size of the first frame, or nil and the error; the frame; and what keeps its bytes alive.
+local function parse(bytes)
+  local frame, err, memory = ffi.new "struct mill_frame", ffi.new "struct mill_err", exact(bytes)
+  local size = tonumber(lib.mill_frame_parse(memory, #bytes, frame, err))
+  if size < 0 then
+    return nil, ffi.string(err.message)
+  end
+  return size, frame, memory
+end
+
+local function reader_of(bytes)
+  local memory = exact(bytes)
+  return ffi.new("struct mill_reader", memory, memory + #bytes, false), memory
+end
+
+-- Every frame that has fields: an example, how to write and to read it, and the fields read back.
+local frames = {
+  LOAD = {
+    kind = 1, struct = "struct mill_load", write = lib.mill_load_write, read = lib.mill_load_read,
+    example = { mode = 1, generation = 4294967295, config_path = span "dir/config.lua" },
+    fields = function(load)
+      return { load.mode, load.generation, text_of(load.config_path) }
+    end,
+    expected = { 1, 4294967295, "dir/config.lua" },
+  },
+  DELIVER = {
+    kind = 2, struct = "struct mill_deliver", write = lib.mill_deliver_write, read = lib.mill_deliver_read,
+    example = {
+      ticket = 0xfedcba9876543210ULL, lane = 7, id = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255 },
+      attempts = 3, max_attempts = 9, priority = -9, created_at = -1LL, published_by = span "",
+      headers = span(nil), payload = span "{\"a\0\": 1}",
+    },
+    fields = function(deliver)
+      return {
+        tostring(deliver.ticket), deliver.lane, ffi.string(deliver.id, 16), deliver.attempts, deliver.max_attempts,
+        deliver.priority, tostring(deliver.created_at), text_of(deliver.published_by), tostring(deliver.headers.data),
+        text_of(deliver.payload),
+      }
+    end,
+    expected = {
+      "18364758544493064720ULL", 7, "\1\2\3\4\5\6\7\8\9\10\11\12\13\14\15\255", 3, 9, -9, "-1LL", "",
+      "cdata<const char *>: NULL", "{\"a\0\": 1}",
+    },
+  },
+  CANCEL = {
+    kind = 3, struct = "struct mill_cancel", write = lib.mill_cancel_write, read = lib.mill_cancel_read,
+    example = { ticket = 5, reason = span "by ann" },
+    fields = function(cancel)
+      return { tonumber(cancel.ticket), text_of(cancel.reason) }
+    end,
+    expected = { 5, "by ann" },
+  },
+  REPLY = {
+    kind = 4, struct = "struct mill_reply", write = lib.mill_reply_write, read = lib.mill_reply_read,
+    example = { request = 6, ok = true, body = span "{}" },
+    fields = function(reply)
+      return { tonumber(reply.request), reply.ok, text_of(reply.body) }
+    end,
+    expected = { 6, true, "{}" },
+  },
+  OUTCOME = {
+    kind = 66, struct = "struct mill_outcome", write = lib.mill_outcome_write, read = lib.mill_outcome_read,
+    example = { ticket = 7, kind = 5, delay_secs = 2.5, error = span "why\255", publications = span "[]" },
+    fields = function(outcome)
+      return {
+        tonumber(outcome.ticket), outcome.kind, outcome.delay_secs, text_of(outcome.error),
+        text_of(outcome.publications),
+      }
+    end,
+    expected = { 7, 5, 2.5, "why\255", "[]" },
+  },
+  REQUEST = {
+    kind = 67, struct = "struct mill_request", write = lib.mill_request_write, read = lib.mill_request_read,
+    example = { request = 8, ticket = 9, body = span "{}", published_by = span "ann" },
+    fields = function(request)
+      return {
+        tonumber(request.request), tonumber(request.ticket), text_of(request.body), text_of(request.published_by),
+      }
+    end,
+    expected = { 8, 9, "{}", "ann" },
+  },
+}
+
+local function write(case)
+  local out = new_buffer()
+  case.write(out, ffi.new(case.struct, case.example))
+  return bytes_of(out)
+end
+
+-- 0 or −1, and the struct.
+local function read(case, body)
+  local value = ffi.new(case.struct)
+  return case.read(body, value, ffi.new "struct mill_err"), value
+end
+
+describe("a frame", function()
+  it("reads back as it was written, whatever its type", function()
+    for name, case in pairs(frames) do
+      local bytes = write(case)
+      local size, frame, memory = parse(bytes)
+      assert.equal(#bytes, size, name)
+      assert.equal(case.kind, frame.type, name)
+      local result, value = read(case, frame.body)
+      assert.equal(0, result, name)
+      assert.same(case.expected, case.fields(value), name)
+      assert.is_truthy(memory)
+    end
+    local out = new_buffer()
+    lib.mill_load_error_write(out, span "a\nb")
+    local _, frame, memory = parse(bytes_of(out))
+    local text = ffi.new "struct mill_span"
+    assert.equal(65, frame.type)
+    assert.equal(0, lib.mill_load_error_read(frame.body, text, nil))
+    assert.equal("a\nb", text_of(text))
+    assert.is_truthy(memory)
+  end)
+
+  it("is asked for more bytes until it is whole", function()
+    for name, case in pairs(frames) do
+      local bytes = write(case)
+      for len = 0, #bytes - 1 do
+        assert.equal(0, (parse(bytes:sub(1, len))), name)
+      end
+      assert.equal(#bytes, (parse(bytes .. "more")), name)
+    end
+  end)
+
+  it("follows another in the same bytes", function()
+    local bytes = write(frames.CANCEL) .. write(frames.REPLY) .. write(frames.CANCEL)
+    local kinds, at = {}, 1
+    while at <= #bytes do
+      local size, frame = parse(bytes:sub(at))
+      table.insert(kinds, frame.type)
+      at = at + size
+    end
+    assert.same({ 3, 4, 3 }, kinds)
+  end)
+
+  it("may have no body", function()
+    local out = new_buffer()
+    lib.mill_frame_end(out, lib.mill_frame_begin(out, 5))
+    local size, frame = parse(bytes_of(out))
+    assert.equal(6, size)
+    assert.is_true(lib.mill_reader_finished(frame.body))
+  end)
+
+  it("of an impossible length or another version is refused at once", function()
+    for bytes, message in pairs {
+      ["\0\0\0\0"] = "a frame of 0 bytes is not possible",
+      ["\1\0\0\0"] = "a frame of 1 bytes is not possible",
+      ["\255\255\255\255"] = "a frame of 4294967295 bytes is not possible",
+      ["\1\0\0\16"] = "a frame of 268435457 bytes is not possible",
+      ["\2\0\0\0\2\1"] = "a frame of version 2, this program speaks 1",
+    } do
+      local size, found = parse(bytes)
+      assert.is_nil(size)
+      assert.equal(message, found)
+    end
+    assert.equal(0, (parse "\0\0\0\16\1\1"))
+  end)
+end)
+
+describe("a frame's body", function()
+  it("that is cut anywhere is refused", function()
+    for name, case in pairs(frames) do
+      local body = write(case):sub(7)
+      for len = 0, #body - 1 do
+        local reader, memory = reader_of(body:sub(1, len))
+        assert.equal(-1, (read(case, reader)), name)
+        assert.is_truthy(memory)
+      end
+    end
+  end)
+
+  it("with bytes left over is refused", function()
+    for name, case in pairs(frames) do
+      local reader, memory = reader_of(write(case):sub(7) .. "\0")
+      assert.equal(-1, (read(case, reader)), name)
+      assert.is_truthy(memory)
+    end
+  end)
+
+  it("with an outcome that does not exist is refused", function()
+    local body = write(frames.OUTCOME):sub(7)
+    for kind = 0, 255 do
+      local reader, memory = reader_of(body:sub(1, 8) .. string.char(kind) .. body:sub(10))
+      assert.equal(kind <= 5 and 0 or -1, (read(frames.OUTCOME, reader)))
+      assert.is_truthy(memory)
+    end
+  end)
+
+  it("with any byte changed is read or refused, and nothing past its end", function()
+    for _, case in pairs(frames) do
+      local body = write(case):sub(7)
+      for at = 1, #body do
+        for _, byte in ipairs { 0, 1, 127, 128, 255 } do
+          local reader, memory = reader_of(body:sub(1, at - 1) .. string.char(byte) .. body:sub(at + 1))
+          local result, value = read(case, reader)
+          assert.is_true(result == 0 or result == -1)
+          if result == 0 then
+            case.fields(value)
+          end
+          assert.is_truthy(memory)
+        end
+      end
+    end
+  end)
+end)
+
+describe("a field", function()
+  it("reads back at its limits", function()
+    local out = new_buffer()
+    lib.mill_write_u8(out, 255)
+    lib.mill_write_u32(out, 4294967295)
+    lib.mill_write_u64(out, 0xffffffffffffffffULL)
+    lib.mill_write_i64(out, -0x7fffffffffffffffLL - 1)
+    lib.mill_write_double(out, -math.huge)
+    lib.mill_write_span(out, span "")
+    lib.mill_write_span(out, span(nil))
+    lib.mill_write_span(out, span "a\0b")
+    local reader, memory = reader_of(bytes_of(out))
+    assert.equal(255, lib.mill_read_u8(reader))
+    assert.equal(4294967295, lib.mill_read_u32(reader))
+    assert.equal(0xffffffffffffffffULL, lib.mill_read_u64(reader))
+    assert.equal(-0x7fffffffffffffffLL - 1, lib.mill_read_i64(reader))
+    assert.equal(-math.huge, lib.mill_read_double(reader))
+    assert.equal("", text_of(lib.mill_read_span(reader)))
+    assert.is_nil(text_of(lib.mill_read_span(reader)))
+    assert.equal("a\0b", text_of(lib.mill_read_span(reader)))
+    assert.is_true(lib.mill_reader_finished(reader))
+    assert.is_truthy(memory)
+  end)
+
+  it("past the end is zero, and so is every later one", function()
+    local reader, memory = reader_of "\1\2\3"
+    assert.equal(0, lib.mill_read_u32(reader))
+    assert.is_true(reader.failed)
+    assert.equal(0, lib.mill_read_u8(reader))
+    assert.is_nil(text_of(lib.mill_read_span(reader)))
+    assert.is_false(lib.mill_reader_finished(reader))
+    assert.is_truthy(memory)
+  end)
+
+  it("whose length leads past the end is refused", function()
+    local reader, memory = reader_of "\4\0\0\0abc"
+    assert.is_nil(text_of(lib.mill_read_span(reader)))
+    assert.is_true(reader.failed)
+    assert.is_truthy(memory)
+  end)
+end)
+
+describe("a buffer", function()
+  it("grows, and gives up its first bytes", function()
+    local buffer, whole = new_buffer(), {}
+    for i = 1, 1000 do
+      local piece = ("%d,"):format(i)
+      whole[i] = piece
+      lib.mill_buffer_bytes(buffer, piece, #piece)
+    end
+    local text = table.concat(whole)
+    assert.equal(text, bytes_of(buffer))
+    lib.mill_buffer_consume(buffer, 10)
+    assert.equal(text:sub(11), bytes_of(buffer))
+    lib.mill_buffer_consume(buffer, #text - 10)
+    assert.equal(0, tonumber(buffer.len))
+    lib.mill_buffer_text(buffer, "again")
+    assert.equal("again", bytes_of(buffer))
+    lib.mill_buffer_reserve(buffer, 100000)
+    assert.is_true(tonumber(buffer.cap) >= 100005)
+    assert.equal("again", bytes_of(buffer))
+  end)
+end)

@@ -1,0 +1,29 @@
+/*
+ * Sweeps: the housekeeping that any live worker does for all, from time to time.
+ *
+ * Rows written by hand get their lane, messages of dead or unknown workers go back, finished ones
+ * are pruned, lanes nobody declares any more are removed and what waits in them is failed. Each is
+ * one statement on the lease link, in small batches; rows that somebody has locked are left for the
+ * next time. Runtime process.
+ */
+#pragma once
+
+#include "pg/store.h"
+
+struct mill_sweep;
+
+struct mill_sweep_options {
+	struct mill_store *store;
+	struct mill_link *link; /* the lease link */
+	double lease_secs;
+	/* Something became claimable in this topic. */
+	void (*on_work)(struct mill_span topic, void *context);
+	void *context;
+};
+
+struct mill_sweep *mill_sweep_new(const struct mill_sweep_options *options);
+/* Only after the link is closed. */
+void mill_sweep_free(struct mill_sweep *sweep);
+
+/* Start the sweeps that are due; about once a second, while the link is up. */
+void mill_sweep_turn(struct mill_sweep *sweep);
