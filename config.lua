@@ -20,6 +20,8 @@ return {
   -- concurrency = 64,                -- deliveries in flight per executor
   -- batch = 100,                     -- most messages one claim takes
   -- max_payload_bytes = 1048576,     -- of the JSON text, as Postgres prints it
+  -- max_memory_mb = 512,             -- of an executor; over it, it is replaced; 0: no limit
+  -- max_deliveries = 0,              -- an executor is replaced after so many; 0: never
 
   -- Times, in seconds.
   -- poll_secs = 30,                  -- how often to look when no notification arrives

@@ -261,8 +261,8 @@ comment on function {schema}.publish is
 
 -- ---- publish_many ---------------------------------------------------------------------------------------------------
 
--- Both forms of publish_many end here: arrays of one length (or null), an element of each is a message. Fills in
--- defaults, refuses the first bad item by its position, writes, notifies each topic once.
+-- Both forms of publish_many end here: arrays of one length that begin at 1 (or null), an element of each is a message.
+-- Fills in defaults, refuses the first bad item by its position, writes, notifies each topic once.
 create function {schema}.write_many(
   topics text[], payloads jsonb[], available_ats timestamptz[], priorities integer[], dedupe_keys text[],
   on_duplicates text[], max_attempts integer[], published_bys text[], headers jsonb[], notify boolean)
@@ -279,6 +279,19 @@ declare
   silent  text[] := '{}';
 begin
   select s.* into strict setting from {schema}.setting as s;
+  if cardinality(payloads) = 1 then
+    -- Many callers have one; the queries below cost more than its insert.
+    fault := {schema}.message_fault(btrim(topics[1], E' \t\n\r\v\f'), payloads[1], setting.max_payload_bytes,
+                                    available_ats[1], priorities[1], dedupe_keys[1], on_duplicates[1],
+                                    write_many.max_attempts[1], published_bys[1], write_many.headers[1]);
+    if fault is not null then
+      raise exception 'item 1: %', fault using errcode = 'invalid_parameter_value';
+    end if;
+    return next {schema}.publish(topics[1], payloads[1], null, available_ats[1], priorities[1], dedupe_keys[1],
+                                 on_duplicates[1], write_many.max_attempts[1], published_bys[1], write_many.headers[1],
+                                 write_many.notify);
+    return;
+  end if;
   topics := array(select btrim(t.topic, E' \t\n\r\v\f')
                     from unnest(topics) with ordinality as t (topic, position)
                    order by t.position);
@@ -395,34 +408,41 @@ begin
   if cardinality(topics) = 1 then
     topics := array_fill(topics[array_lower(topics, 1)], array[count]);
   end if;
-  select a.name, a.length, a.dimensions into wrong
-    from (values (1, 'payloads', count, array_ndims(payloads)),
-                 (2, 'topics', cardinality(topics), array_ndims(topics)),
-                 (3, 'available_ats', cardinality(available_ats), array_ndims(available_ats)),
-                 (4, 'priorities', cardinality(priorities), array_ndims(priorities)),
-                 (5, 'dedupe_keys', cardinality(dedupe_keys), array_ndims(dedupe_keys)),
-                 (6, 'max_attempts', cardinality(max_attempts), array_ndims(max_attempts)),
-                 (7, 'headers', cardinality(headers), array_ndims(headers))) as a (position, name, length, dimensions)
-   where a.length <> count or a.dimensions > 1
-   order by a.position
-   limit 1;
-  if wrong.dimensions > 1 then
-    raise exception '`%` has % dimensions: it must be a plain array', wrong.name, wrong.dimensions
-      using errcode = 'invalid_parameter_value';
-  elsif wrong.name = 'topics' then
-    raise exception '`topics` has % elements and `payloads` %: give one topic for all, or one for each payload',
-      wrong.length, count using errcode = 'invalid_parameter_value';
-  elsif wrong.name is not null then
+  -- Which array does not fit is looked for only where one does not.
+  if cardinality(topics) <> count
+     or cardinality(available_ats) <> count or cardinality(priorities) <> count or cardinality(dedupe_keys) <> count
+     or cardinality(max_attempts) <> count or cardinality(headers) <> count
+     or greatest(array_ndims(topics), array_ndims(payloads), array_ndims(available_ats), array_ndims(priorities),
+                 array_ndims(dedupe_keys), array_ndims(max_attempts), array_ndims(headers)) > 1 then
+    select a.name, a.length, a.dimensions into wrong
+      from (values (1, 'payloads', count, array_ndims(payloads)),
+                   (2, 'topics', cardinality(topics), array_ndims(topics)),
+                   (3, 'available_ats', cardinality(available_ats), array_ndims(available_ats)),
+                   (4, 'priorities', cardinality(priorities), array_ndims(priorities)),
+                   (5, 'dedupe_keys', cardinality(dedupe_keys), array_ndims(dedupe_keys)),
+                   (6, 'max_attempts', cardinality(max_attempts), array_ndims(max_attempts)),
+                   (7, 'headers', cardinality(headers), array_ndims(headers))) as a (position, name, length, dimensions)
+     where a.length <> count or a.dimensions > 1
+     order by a.position
+     limit 1;
+    if wrong.dimensions > 1 then
+      raise exception '`%` has % dimensions: it must be a plain array', wrong.name, wrong.dimensions
+        using errcode = 'invalid_parameter_value';
+    elsif wrong.name = 'topics' then
+      raise exception '`topics` has % elements and `payloads` %: give one topic for all, or one for each payload',
+        wrong.length, count using errcode = 'invalid_parameter_value';
+    end if;
     raise exception '`%` has % elements and `payloads` %: give one for each payload, or leave it out',
       wrong.name, wrong.length, count using errcode = 'invalid_parameter_value';
   end if;
   if count = 0 then
     return;
   end if;
+  -- [:] counts from 1, wherever the caller's array begins.
   return query
-    select * from {schema}.write_many(topics, payloads, available_ats, priorities, dedupe_keys,
-                                      array_fill(on_duplicate, array[count]), max_attempts,
-                                      array_fill(published_by, array[count]), headers, notify);
+    select * from {schema}.write_many(topics[:], payloads[:], available_ats[:], priorities[:], dedupe_keys[:],
+                                      array_fill(on_duplicate, array[count]), max_attempts[:],
+                                      array_fill(published_by, array[count]), headers[:], notify);
 end
 $$;
 
@@ -445,7 +465,14 @@ begin
     return '`message` and `payload` are two names of one thing: give one';
   end if;
   if publisher_given and item ? 'published_by' then
-    return '`published_by` is given for all items: leave it out here';
+    return '`published_by` is given for all already: leave it out here';
+  end if;
+  -- Most messages are found good by this alone; what is left needs a closer look.
+  if item - array['topic', 'message', 'payload', 'dedupe_key', 'published_by'] = '{}'
+     and jsonb_typeof(coalesce(item -> 'topic', 'null')) in ('string', 'null')
+     and jsonb_typeof(coalesce(item -> 'dedupe_key', 'null')) in ('string', 'null')
+     and jsonb_typeof(coalesce(item -> 'published_by', 'null')) in ('string', 'null') then
+    return null;
   end if;
   for option in
     select e.key, e.value, jsonb_typeof(e.value) as type, k.type as expected, k.whole
@@ -482,10 +509,51 @@ begin
   end if;
   if item ->> 'at' !~ '^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d(:?\d\d)?)$' then
     return format('`at` is `%s`: give a time with its zone, such as 2030-01-31T08:00:00Z', left(item ->> 'at', 100));
+  elsif item ->> 'at' is not null then
+    begin
+      perform (item ->> 'at')::timestamptz;
+    exception when data_exception then
+      return format('`at` is `%s`: there is no such time', item ->> 'at');
+    end;
   end if;
   return null;
 end
 $$;
+
+-- When a checked item is due; null: now.
+create function {schema}.item_due(item jsonb) returns timestamptz
+language sql stable
+as $$
+  select coalesce((item ->> 'at')::timestamptz,
+                  now() + make_interval(secs => (item ->> 'delay_secs')::double precision))
+$$;
+
+-- One message as a JSON object {"topic", "message", options}: for callers that have one as text.
+create function {schema}.publish_item(
+  item         jsonb,
+  published_by text    default null,
+  notify       boolean default true)
+returns {schema}.publication
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  fault text := {schema}.item_fault(coalesce(item, 'null'), published_by is not null);
+begin
+  if fault is not null then
+    raise exception '%', fault using errcode = 'invalid_parameter_value';
+  end if;
+  return {schema}.publish(item ->> 'topic', coalesce(item -> 'message', item -> 'payload'), null,
+                          {schema}.item_due(item), (item ->> 'priority')::integer, item ->> 'dedupe_key',
+                          item ->> 'on_duplicate', (item ->> 'max_attempts')::integer,
+                          coalesce(published_by, item ->> 'published_by'), item -> 'headers', notify);
+end
+$$;
+
+comment on function {schema}.publish_item(jsonb, text, boolean) is
+  'Publish one JSON object {"topic", "message", options}.';
 
 -- The convenient form: a JSON array of objects, each {"topic", "message", options}.
 create function {schema}.publish_many(
@@ -511,7 +579,6 @@ declare
   max_attempts  integer[] := '{}';
   publishers    text[] := '{}';
   headers       jsonb[] := '{}';
-  due           timestamptz;
 begin
   if items is null or jsonb_typeof(items) <> 'array' then
     raise exception '`items` must be a JSON array of objects such as {"topic": "order.paid", "message": {}}'
@@ -523,19 +590,9 @@ begin
     if fault is not null then
       raise exception 'item %: %', position, fault using errcode = 'invalid_parameter_value';
     end if;
-    if item ->> 'at' is null then
-      due := now() + make_interval(secs => (item ->> 'delay_secs')::double precision);
-    else
-      begin
-        due := (item ->> 'at')::timestamptz;
-      exception when data_exception then
-        raise exception 'item %: `at` is `%`: there is no such time', position, item ->> 'at'
-          using errcode = 'invalid_parameter_value';
-      end;
-    end if;
     topics := topics || (item ->> 'topic');
     payloads := payloads || coalesce(item -> 'message', item -> 'payload');
-    available_ats := available_ats || due;
+    available_ats := available_ats || {schema}.item_due(item);
     priorities := priorities || (item ->> 'priority')::integer;
     dedupe_keys := dedupe_keys || (item ->> 'dedupe_key');
     on_duplicates := on_duplicates || (item ->> 'on_duplicate');
@@ -559,7 +616,8 @@ comment on function {schema}.publish_many(jsonb, text, boolean) is
 
 -- Postgres lets everybody execute a new function. The schema itself is left alone: it may have been there before us.
 revoke all on function
-  {schema}.message_fault, {schema}.write_deduplicated, {schema}.write_many, {schema}.item_fault, {schema}.publish,
+  {schema}.message_fault, {schema}.write_deduplicated, {schema}.write_many, {schema}.item_fault, {schema}.item_due,
+  {schema}.publish, {schema}.publish_item,
   {schema}.publish_many(text[], jsonb[], timestamptz[], integer[], text[], text, integer[], text, jsonb[], boolean),
   {schema}.publish_many(jsonb, text, boolean)
   from public;

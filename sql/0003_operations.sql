@@ -296,7 +296,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   publishing constant text :=
-    '{schema}.publish, '
+    '{schema}.publish, {schema}.publish_item, '
     '{schema}.publish_many(text[], jsonb[], timestamptz[], integer[], text[], text, integer[], text, jsonb[], boolean), '
     '{schema}.publish_many(jsonb, text, boolean)';
   operations constant text := '{schema}.retry, {schema}.discard, {schema}.cancel, {schema}.reschedule';

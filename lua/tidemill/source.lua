@@ -52,7 +52,7 @@ local function tokenize(text)
     if not content then
       kind, content = "name", text:match("^[%a_][%w_]*", at)
       if not content then
-        kind, content = "sign", text:match("^[%d.][%w.]*", at) or text:match("^[=~<>]=", at) or text:sub(at, at)
+        kind, content = "sign", text:match("^%.?%d[%w.]*", at) or text:match("^[=~<>]=", at) or text:sub(at, at)
       end
       stop = at + #content - 1
     end
@@ -77,19 +77,32 @@ local function writes(tokens, i, key)
   return token.kind == "string" or (token.kind == "name" and following ~= nil and following.text == "=")
 end
 
--- The token that writes `key` in the least braces, from token `from` on. `inside`: only as long as
--- the braces are deeper than that.
-local function find(tokens, key, from, inside)
+-- The token that writes `key` in the least braces, among tokens `from` to `to`.
+local function find(tokens, key, from, to)
   local best
-  for i = from, #tokens do
-    if inside and tokens[i].depth <= inside and i > from and tokens[i].text ~= "=" and tokens[i].text ~= "]" then
-      break
-    end
+  for i = from, to do
     if writes(tokens, i, key) and (not best or tokens[i].depth < tokens[best].depth) then
       best = i
     end
   end
   return best
+end
+
+-- The first and last token of the table that is written as the value of key `at`: none, and the range
+-- is empty.
+local function value_of(tokens, at)
+  local open = at + 1
+  while tokens[open] and (tokens[open].text == "]" or tokens[open].text == "=") do
+    open = open + 1
+  end
+  if not tokens[open] or tokens[open].text ~= "{" then
+    return 1, 0
+  end
+  local close = open + 1
+  while tokens[close] and tokens[close].depth > tokens[open].depth do
+    close = close + 1
+  end
+  return open + 1, math.min(close, #tokens)
 end
 
 -- The line where the last key of `keys` is written, each inside of the one before; nil when it is not
@@ -98,10 +111,10 @@ function source.line(text, keys)
   local tokens = tokenize(text)
   local at, found = 0, nil
   for _, key in ipairs(keys) do
-    local parent = tokens[at]
-    found = parent and find(tokens, key, at + 1, parent.depth)
-      or find(tokens, key, at + 1)
-      or find(tokens, key, 1)
+    local first, last = value_of(tokens, at)
+    found = find(tokens, key, first, last)
+      or find(tokens, key, at + 1, #tokens)
+      or find(tokens, key, 1, #tokens)
     at = found or at
   end
   if not found then

@@ -430,6 +430,7 @@ describe("grant_to", function()
   local statements = {
     publish = "select tidemill.publish('a')",
     publish_many = "select * from tidemill.publish_many('{a}'::text[], '{1}')",
+    publish_item = "select * from tidemill.publish_item('{\"topic\": \"a\"}')",
     publish_items = "select * from tidemill.publish_many('[{\"topic\": \"a\"}]')",
     retry = "select tidemill.retry(gen_random_uuid())",
     discard = "select tidemill.discard(gen_random_uuid(), 'x')",
@@ -455,11 +456,11 @@ describe("grant_to", function()
   }
 
   local duties = {
-    publisher = { "publish", "publish_many", "publish_items" },
+    publisher = { "publish", "publish_many", "publish_item", "publish_items" },
     reader = { "lanes", "workers", "failed", "version" },
     operator = { "lanes", "workers", "failed", "version", "retry", "discard", "cancel", "reschedule" },
-    worker = { "publish", "publish_many", "publish_items", "retry", "discard", "cancel", "reschedule", "lanes",
-      "workers", "failed", "version", "claim", "prune", "insert", "payload", "register", "renew", "settings",
+    worker = { "publish", "publish_many", "publish_item", "publish_items", "retry", "discard", "cancel", "reschedule",
+      "lanes", "workers", "failed", "version", "claim", "prune", "insert", "payload", "register", "renew", "settings",
       "remember" },
   }
 

@@ -214,7 +214,7 @@ describe("publish_many with a JSON array", function()
   it("publishes all in the name given, and lets no item take another", function()
     publish('[{"topic": "a"}]', ", published_by => 'mia'")
     assert.equal("mia", ledger:rows()[1].published_by)
-    assert_refused("item 2: `published_by` is given for all items: leave it out here",
+    assert_refused("item 2: `published_by` is given for all already: leave it out here",
       "select * from tidemill.publish_many($1::jsonb, published_by => 'mia')",
       '[{"topic": "a"}, {"topic": "a", "published_by": "eve"}]')
   end)
@@ -271,4 +271,46 @@ describe("publish_many with a JSON array", function()
       assert.equal(0, #ledger:rows())
     end)
   end
+end)
+
+describe("publish_item", function()
+  before_each(function()
+    ledger:subscribe("a", "s")
+  end)
+
+  it("publishes one JSON object with its options", function()
+    local result = ledger:first([[select * from tidemill.publish_item($1::jsonb)]], [[{"topic": " a ", "message": [1],
+      "delay_secs": 60, "priority": 3, "max_attempts": 2, "dedupe_key": "k", "headers": {"h": 1}}]])
+    local row = ledger:rows("available_at = created_at + '60 s'")[1]
+    assert.same({ id = row.id, topic = "a", delivered = "1", duplicate = "f" }, result)
+    assert.same({ "[1]", "3", "2", "k", '{"h": 1}', ledger.db:value "select session_user" },
+      { row.payload, row.priority, row.max_attempts, row.dedupe_key, row.headers, row.published_by })
+    result = ledger:first([[select * from tidemill.publish_item($1::jsonb, 'mia')]],
+      [[{"topic": "a", "payload": null, "dedupe_key": "k", "on_duplicate": "replace"}]])
+    assert.equal("t", result.duplicate)
+    assert.same({ "null", "mia" }, { ledger:rows()[1].payload, ledger:rows()[1].published_by })
+  end)
+
+  it("announces it, or not", function()
+    assert.same({ "a" }, ledger:notified(function()
+      ledger.db:query [[select tidemill.publish_item('{"topic": "a"}')]]
+      ledger.db:query [[select tidemill.publish_item('{"topic": "a"}', notify => false)]]
+    end))
+  end)
+
+  it("says what is wrong without counting", function()
+    for json, message in pairs {
+      ["{}"] = "`topic` is required",
+      ["7"] = "a JSON number is not a message: give an object with `topic`",
+      ['{"topic": "a b"}'] = "`a b` is not a topic: use letters, digits, `.`, `_`, `-` or `:`",
+      ['{"topic": "a", "priority": 1.5}'] = "`priority` is 1.5: it must be a whole number",
+      ['{"topic": "a", "at": "2030-02-31T08:00:00Z"}'] = "`at` is `2030-02-31T08:00:00Z`: there is no such time",
+    } do
+      assert_refused(message, "select tidemill.publish_item($1::jsonb)", json)
+    end
+    assert_refused("a JSON null is not a message: give an object with `topic`", "select tidemill.publish_item(null)")
+    assert_refused("`published_by` is given for all already: leave it out here",
+      "select tidemill.publish_item($1::jsonb, 'mia')", '{"topic": "a", "published_by": "eve"}')
+    assert.equal(0, #ledger:rows())
+  end)
 end)

@@ -15,61 +15,12 @@ local clock = require "spec.support.clock"
 local folder = require "spec.support.folder"
 local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
+local header = require "spec.support.header"
 local unit = require "spec.support.unit"
 
-local lib = unit.cdef [[
-  struct mill_err {
-    int kind; int code; char sqlstate[6]; const char *file; int line; char message[1024];
-  };
-  struct mill_buffer { char *data; size_t len, cap; };
-  struct mill_span { const char *data; size_t len; };
-  struct mill_reader { const char *at, *end; bool failed; };
-  struct mill_frame { int type; struct mill_reader body; };
-  struct mill_load { int mode; uint32_t generation; struct mill_span config_path; };
-  struct mill_deliver {
-    uint64_t ticket; uint32_t lane; uint8_t id[16]; uint32_t attempts; uint32_t max_attempts; int32_t priority;
-    int64_t created_at; struct mill_span published_by; struct mill_span headers; struct mill_span payload;
-  };
-  struct mill_outcome {
-    uint64_t ticket; int kind; double delay_secs; struct mill_span error; struct mill_span publications;
-  };
-  struct mill_cancel { uint64_t ticket; struct mill_span reason; };
-  struct mill_request { uint64_t request; uint64_t ticket; struct mill_span body; struct mill_span published_by; };
-  struct mill_reply { uint64_t request; bool ok; struct mill_span body; };
-  struct mill_lane_options {
-    int64_t max_attempts; int64_t retry_backoff_secs; double retry_jitter; double timeout_secs; int64_t retain_hours;
-    int64_t concurrency;
-  };
-  struct mill_settings {
-    char *app; char *database; char *listen_database; char *schema, *table, *prefix; char *handlers;
-    int64_t executors; int64_t concurrency; int64_t batch; double poll_secs; int64_t lease_secs;
-    double shutdown_secs; double stall_secs; double kill_grace_secs; int64_t max_payload_bytes;
-    bool migrate, notify; struct mill_lane_options lane;
-  };
-  struct mill_manifest_lane { char *topic; char *subscriber; char *handler; struct mill_lane_options options; };
-  struct mill_manifest {
-    struct mill_settings settings; struct mill_manifest_lane *lanes; size_t lane_count;
-  };
-  void mill_buffer_free(struct mill_buffer *buffer);
-  void mill_buffer_bytes(struct mill_buffer *buffer, const void *bytes, size_t len);
-  void mill_buffer_consume(struct mill_buffer *buffer, size_t len);
-  size_t mill_frame_begin(struct mill_buffer *buffer, int type);
-  void mill_frame_end(struct mill_buffer *buffer, size_t at);
-  int64_t mill_frame_parse(const char *data, size_t len, struct mill_frame *frame, struct mill_err *err);
-  void mill_load_write(struct mill_buffer *out, const struct mill_load *load);
-  int mill_load_error_read(struct mill_reader *body, struct mill_span *text, struct mill_err *err);
-  void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver);
-  int mill_outcome_read(struct mill_reader *body, struct mill_outcome *outcome, struct mill_err *err);
-  void mill_cancel_write(struct mill_buffer *out, const struct mill_cancel *cancel);
-  int mill_request_read(struct mill_reader *body, struct mill_request *request, struct mill_err *err);
-  void mill_reply_write(struct mill_buffer *out, const struct mill_reply *reply);
-  int mill_manifest_read(struct mill_reader *body, struct mill_manifest *manifest, struct mill_err *err);
-  void mill_manifest_free(struct mill_manifest *manifest);
-  uint64_t mill_manifest_digest(const struct mill_manifest *manifest);
-]]
+local lib = header.declare("core/config.h", "core/message.h", "core/page.h")
 
 unit.cdef [[
-  struct spec_page { uint64_t ticket, since_ns, deadline_ns, heap_bytes; };
   int socketpair(int domain, int type, int protocol, int pair[2]);
   int memfd_create(const char *name, unsigned int flags);
   int ftruncate(int fd, long length);
@@ -88,12 +39,17 @@ local F_DUPFD = 0
 local PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1
 local PAGE_SIZE = 4096
 
-local LOAD, DELIVER_MODE = 1, { config = 0, handlers = 1 }
-local DRAIN = 5
-local MANIFEST, LOAD_ERROR, OUTCOME, REQUEST, BYE = 64, 65, 66, 67, 68
-local OUTCOMES = { [0] = "done", "raised", "retry", "snooze", "discard", "returned" }
+local MODES = { config = lib.MILL_LOAD_CONFIG, handlers = lib.MILL_LOAD_HANDLERS }
+local OUTCOMES = {
+  [lib.MILL_OUTCOME_DONE] = "done",
+  [lib.MILL_OUTCOME_RAISED] = "raised",
+  [lib.MILL_OUTCOME_RETRY] = "retry",
+  [lib.MILL_OUTCOME_SNOOZE] = "snooze",
+  [lib.MILL_OUTCOME_DISCARD] = "discard",
+  [lib.MILL_OUTCOME_RETURNED] = "returned",
+}
 
-local executor = { LOAD = LOAD }
+local executor = {}
 
 local Run = {}
 Run.__index = Run
@@ -159,15 +115,15 @@ local function read_manifest(body, err)
 end
 
 local readers = {
-  [MANIFEST] = function(self, body, err)
+  [lib.MILL_FRAME_MANIFEST] = function(self, body, err)
     self.manifest = read_manifest(body, err)
   end,
-  [LOAD_ERROR] = function(self, body, err)
+  [lib.MILL_FRAME_LOAD_ERROR] = function(self, body, err)
     local text = ffi.new "struct mill_span"
     assert(lib.mill_load_error_read(body, text, err) == 0)
     self.load_error = span_text(text)
   end,
-  [OUTCOME] = function(self, body, err)
+  [lib.MILL_FRAME_OUTCOME] = function(self, body, err)
     local outcome = ffi.new "struct mill_outcome"
     assert(lib.mill_outcome_read(body, outcome, err) == 0)
     local ticket = tonumber(outcome.ticket)
@@ -175,13 +131,13 @@ local readers = {
     self.outcome_count = self.outcome_count + 1
     self.outcomes[ticket] = {
       number = self.outcome_count,
-      kind = OUTCOMES[outcome.kind],
+      kind = OUTCOMES[tonumber(outcome.kind)],
       delay_secs = outcome.delay_secs,
       error = span_text(outcome.error),
       publications = span_text(outcome.publications),
     }
   end,
-  [REQUEST] = function(self, body, err)
+  [lib.MILL_FRAME_REQUEST] = function(self, body, err)
     local request = ffi.new "struct mill_request"
     assert(lib.mill_request_read(body, request, err) == 0)
     table.insert(self.requests, {
@@ -191,7 +147,7 @@ local readers = {
       published_by = span_text(request.published_by),
     })
   end,
-  [BYE] = function(self)
+  [lib.MILL_FRAME_BYE] = function(self)
     self.said_bye = true
   end,
 }
@@ -206,7 +162,7 @@ local function parse(self)
     elseif size < 0 then
       error("the executor sent no frame: " .. ffi.string(err.message), 0)
     end
-    local reader = assert(readers[frame.type], "the executor sent a frame of an unknown type")
+    local reader = assert(readers[tonumber(frame.type)], "the executor sent a frame of an unknown type")
     reader(self, frame.body, err)
     at = at + size
   end
@@ -285,7 +241,7 @@ end
 -- ---- what a runtime does ------------------------------------------------------------------------
 
 function Run:send_load(mode, path)
-  local load = ffi.new("struct mill_load", DELIVER_MODE[mode], self.generation, span(path))
+  local load = ffi.new("struct mill_load", MODES[mode], self.generation, span(path))
   lib.mill_load_write(self.output, load)
   self:flush()
 end
@@ -356,7 +312,7 @@ function Run:reply(request, ok, body)
 end
 
 function Run:drain()
-  self:send_frame(DRAIN)
+  self:send_frame(lib.MILL_FRAME_DRAIN)
 end
 
 -- Closes the runtime's end of the socket.
@@ -424,7 +380,7 @@ function executor.spawn(options)
     dir = dir,
     fd = fd,
     memory = page,
-    page = ffi.cast("struct spec_page *", page),
+    page = ffi.cast("struct mill_page *", page),
     process = started,
     input = ffi.gc(ffi.new "struct mill_buffer", lib.mill_buffer_free),
     output = ffi.gc(ffi.new "struct mill_buffer", lib.mill_buffer_free),

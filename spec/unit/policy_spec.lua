@@ -1,19 +1,10 @@
 -- The rules of the queue that are pure functions: src/core/policy.
 
 local ffi = require "ffi"
+local header = require "spec.support.header"
 local unit = require "spec.support.unit"
 
-local lib = unit.cdef [[
-  struct mill_err {
-    int kind; int code; char sqlstate[6]; const char *file; int line; char message[1024];
-  };
-  int mill_policy_topic(const char *text, size_t len, const char **start, size_t *trimmed_len, struct mill_err *err);
-  uint32_t mill_policy_backoff_secs(uint32_t base_secs, uint32_t attempts, double jitter, double random);
-  size_t mill_policy_boundary(const char *text, size_t len, size_t max);
-  char *mill_policy_clean_text(const char *text, size_t len, size_t max);
-  bool mill_policy_identifier(const char *name, size_t max);
-  char *mill_policy_quote_identifier(const char *name);
-]]
+local lib = header.declare("core/policy.h")
 
 unit.cdef "void spec_free(void *memory) __asm__(\"free\");"
 

@@ -17,6 +17,7 @@
 #include "flow/claim.h"
 #include "flow/dispatch.h"
 #include "flow/lease.h"
+#include "flow/listener.h"
 #include "flow/pool.h"
 #include "flow/relay.h"
 #include "flow/settle.h"
@@ -46,8 +47,9 @@ struct mill_runtime {
 	struct mill_dispatch *dispatch;
 	struct mill_settle *settle;
 	struct mill_relay *relay;
-	struct mill_claim *claim; /* NULL until registered */
-	struct mill_lease *lease; /* NULL until the manifest is known */
+	struct mill_claim *claim;       /* NULL until registered */
+	struct mill_lease *lease;       /* NULL until the manifest is known */
+	struct mill_listener *listener; /* NULL where notifications are off */
 
 	uv_prepare_t turn;
 	uv_timer_t deadline; /* of the drain, then of giving up */
@@ -322,8 +324,29 @@ static void on_lease_link_up(void *context)
 static void on_notify(const char *channel, const char *payload, void *context)
 {
 	struct mill_runtime *runtime = context;
-	if (runtime->claim != NULL && strcmp(channel, runtime->queue_channel) == 0)
-		mill_claim_wake_topic(runtime->claim, MILL_SPAN(payload));
+	mill_listener_take(runtime->listener, channel, payload);
+}
+
+static void on_cancel(const uint8_t id[16], void *context)
+{
+	struct mill_runtime *runtime = context;
+	mill_dispatch_cancel(runtime->dispatch, id);
+}
+
+static void start_listener(struct mill_runtime *runtime)
+{
+	struct mill_listener_options options = {
+		.loop = runtime->options.loop,
+		.store = runtime->store,
+		.listen = runtime->links[LISTEN],
+		.lease = runtime->links[LEASE],
+		.queue_channel = runtime->queue_channel,
+		.control_channel = runtime->control_channel,
+		.on_work = on_work,
+		.on_cancel = on_cancel,
+		.context = runtime,
+	};
+	runtime->listener = mill_listener_new(&options);
 }
 
 static void start_links(struct mill_runtime *runtime)
@@ -468,10 +491,13 @@ static void close_modules(struct mill_runtime *runtime)
 	mill_settle_forget(runtime->settle);
 	mill_relay_free(runtime->relay);
 	mill_dispatch_free(runtime->dispatch);
-	runtime->to_close = 3 + (runtime->claim != NULL) + (runtime->lease != NULL);
+	runtime->to_close = 3 + (runtime->claim != NULL) + (runtime->lease != NULL) +
+	                    (runtime->listener != NULL);
 	mill_settle_close(runtime->settle, on_closed, runtime);
 	mill_pool_close(runtime->pool, on_closed, runtime);
 	uv_close((uv_handle_t *)&runtime->deadline, on_deadline_closed);
+	if (runtime->listener != NULL)
+		mill_listener_close(runtime->listener, on_closed, runtime);
 	if (runtime->claim != NULL)
 		mill_claim_close(runtime->claim, on_closed, runtime);
 	if (runtime->lease != NULL)
@@ -542,6 +568,8 @@ static void start_pool(struct mill_runtime *runtime)
 		.concurrency = (size_t)settings->concurrency,
 		.stall_secs = settings->stall_secs,
 		.kill_grace_secs = settings->kill_grace_secs,
+		.max_memory_mb = (size_t)settings->max_memory_mb,
+		.max_deliveries = (uint64_t)settings->max_deliveries,
 		.on_manifest = on_manifest,
 		.on_ready = on_executor_ready,
 		.on_outcome = on_outcome,
@@ -575,6 +603,8 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
 	};
 	runtime->store = mill_store_new(&store_options);
 	start_links(runtime);
+	if (runtime->links[LISTEN] != NULL)
+		start_listener(runtime);
 	struct mill_settle_options settle_options = {
 		.loop = options->loop,
 		.store = runtime->store,

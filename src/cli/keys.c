@@ -1,7 +1,14 @@
 /* `tidemill keys`, hidden: the table of configuration keys, for script/check-docs. */
+#include <math.h>
 #include <stdio.h>
 
 #include "cli/cli.h"
+
+/* Large whole numbers with all their digits. */
+static void print_number(double number)
+{
+	printf(number == floor(number) ? "%.0f" : "%.14g", number);
+}
 
 static void print_preset(const struct mill_config_key *key)
 {
@@ -14,7 +21,7 @@ static void print_preset(const struct mill_config_key *key)
 		break;
 	case MILL_KEY_INTEGER:
 	case MILL_KEY_NUMBER:
-		printf("%.14g", key->preset);
+		print_number(key->preset);
 		break;
 	case MILL_KEY_STRUCTURE:
 		printf("unset");
@@ -39,8 +46,11 @@ int mill_cli_keys(struct mill_cli *cli)
 		                           : "subscription",
 		       key->unit ? key->unit : "");
 		print_preset(key);
-		printf("\t%.14g\t%.14g\t%s\t%s\n", key->min, key->max,
-		       key->restart ? "restart" : "", key->doc);
+		printf("\t");
+		print_number(key->min);
+		printf("\t");
+		print_number(key->max);
+		printf("\t%s\t%s\n", key->restart ? "restart" : "", key->doc);
 	}
 	return MILL_EXIT_OK;
 }

@@ -57,6 +57,13 @@ static const struct mill_config_key keys[] = {
 	{ "kill_grace_secs", MILL_KEY_NUMBER, AT(kill_grace_secs), .min = 0, .max = 3600,
 	  .preset = 1, .unit = "seconds",
 	  .doc = "How long past its limit before an executor is killed." },
+	{ "max_memory_mb", MILL_KEY_INTEGER, AT(max_memory_mb), .min = 0, .max = 1024 * 1024,
+	  .preset = 512, .unit = "megabytes",
+	  .doc = "An executor that uses more is replaced, one that uses twice as much killed; 0: "
+	         "no limit." },
+	{ "max_deliveries", MILL_KEY_INTEGER, AT(max_deliveries), .min = 0, .max = 1000000000,
+	  .preset = 0, .unit = "deliveries",
+	  .doc = "An executor is replaced after so many; 0: never." },
 	{ "max_payload_bytes", MILL_KEY_INTEGER, AT(max_payload_bytes), .min = 1,
 	  .max = 128.0 * 1024 * 1024, .preset = 1024 * 1024, .unit = "bytes",
 	  .doc = "The largest payload, measured on its text as Postgres prints it." },

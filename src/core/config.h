@@ -35,6 +35,8 @@ struct mill_settings {
 	double stall_secs;
 	double kill_grace_secs;
 	int64_t max_payload_bytes;
+	int64_t max_memory_mb; /* of an executor, resident; 0: no limit */
+	int64_t max_deliveries;
 	bool migrate, notify;
 	struct mill_lane_options lane; /* what a subscription gets that does not say otherwise */
 };

@@ -53,6 +53,7 @@ struct mill_delivery {
 	enum mill_settlement settlement;
 	double delay_secs;
 	bool refund;        /* the attempt is not counted */
+	bool cancelled;     /* a person took it away while it was held here */
 	bool crashed;       /* its executor died while it waited */
 	char *error;        /* NULL: the row keeps what it has */
 	char *publications; /* JSON array for publish_many, or NULL */

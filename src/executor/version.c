@@ -6,5 +6,5 @@
 const char *mill_vm_version(void)
 {
 	/* The macro is "LuaJIT " and the number. */
-	return LUAJIT_VERSION + sizeof("LuaJIT ") - 1;
+	return &LUAJIT_VERSION[sizeof("LuaJIT ") - 1];
 }

@@ -1,6 +1,6 @@
 /*
  * Which LuaJIT the program was built with and runs. Apart from the state itself, so that layers
- * that do not see lua.h can ask.
+ * that do not see lua.h can ask. Any process.
  */
 #pragma once
 

@@ -9,6 +9,10 @@
 #include "core/clock.h"
 #include "core/log.h"
 
+/* A message that was in so many crashes without being the cause runs alone, and answers for itself.
+ */
+#define CRASHES_BEFORE_SOLO 2
+
 /* A handler that has held the processor for longer than this gets no company while others are free.
  */
 #define BUSY_NS 10000000u
@@ -23,6 +27,7 @@ struct slot {
 struct mill_dispatch {
 	struct mill_dispatch_options options;
 	struct mill_list claimed;
+	struct mill_list solo; /* claimed too, to run alone */
 	size_t sent;
 	struct slot *slots;
 	uint32_t slot_count, first_free; /* first_free == slot_count: none */
@@ -33,6 +38,7 @@ struct mill_dispatch *mill_dispatch_new(const struct mill_dispatch_options *opti
 	struct mill_dispatch *dispatch = mill_calloc(1, sizeof(*dispatch));
 	dispatch->options = *options;
 	mill_list_init(&dispatch->claimed);
+	mill_list_init(&dispatch->solo);
 	return dispatch;
 }
 
@@ -45,7 +51,7 @@ void mill_dispatch_free(struct mill_dispatch *dispatch)
 
 size_t mill_dispatch_held(const struct mill_dispatch *dispatch)
 {
-	return dispatch->claimed.len + dispatch->sent;
+	return dispatch->claimed.len + dispatch->solo.len + dispatch->sent;
 }
 
 size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool *pool)
@@ -53,7 +59,8 @@ size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool
 	size_t room = 0;
 	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e))
 		room += mill_executor_room(e);
-	return room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
+	size_t waiting = dispatch->claimed.len + dispatch->solo.len;
+	return room > waiting ? room - waiting : 0;
 }
 
 /* ---- tickets ------------------------------------------------------------------------------- */
@@ -109,13 +116,19 @@ struct mill_delivery *mill_dispatch_find(struct mill_dispatch *dispatch,
 
 /* ---- to the executors ---------------------------------------------------------------------- */
 
+static struct mill_list *waiting_list(struct mill_dispatch *dispatch,
+                                      const struct mill_delivery *delivery)
+{
+	return delivery->crashes >= CRASHES_BEFORE_SOLO ? &dispatch->solo : &dispatch->claimed;
+}
+
 void mill_dispatch_take(struct mill_dispatch *dispatch, struct mill_delivery *delivery,
                         struct mill_deliver *deliver)
 {
 	delivery->ticket = issue_ticket(dispatch, delivery);
 	deliver->ticket = delivery->ticket;
 	mill_deliver_write(&delivery->frame, deliver);
-	mill_delivery_move(delivery, NULL, &dispatch->claimed, MILL_DELIVERY_CLAIMED);
+	mill_delivery_move(delivery, NULL, waiting_list(dispatch, delivery), MILL_DELIVERY_CLAIMED);
 }
 
 /* The least loaded executor with room; one whose handler hogs the processor only as a last resort.
@@ -137,22 +150,30 @@ static struct mill_executor *choose(struct mill_pool *pool)
 	return best;
 }
 
+static void send_first(struct mill_dispatch *dispatch, struct mill_list *from,
+                       struct mill_executor *executor)
+{
+	struct mill_delivery *delivery =
+	        mill_container_of(mill_list_first(from), struct mill_delivery, node);
+	mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data, delivery->frame.len);
+	mill_buffer_free(&delivery->frame);
+	slot_of(dispatch, delivery->ticket)->executor = executor;
+	mill_delivery_move(delivery, from, &executor->sent, MILL_DELIVERY_SENT);
+	executor->delivered++;
+	dispatch->sent++;
+}
+
 void mill_dispatch_send(struct mill_dispatch *dispatch, struct mill_pool *pool)
 {
 	while (!mill_list_empty(&dispatch->claimed)) {
 		struct mill_executor *executor = choose(pool);
 		if (executor == NULL)
-			return;
-		struct mill_delivery *delivery = mill_container_of(
-		        mill_list_first(&dispatch->claimed), struct mill_delivery, node);
-		mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data,
-		                  delivery->frame.len);
-		mill_buffer_free(&delivery->frame);
-		slot_of(dispatch, delivery->ticket)->executor = executor;
-		mill_delivery_move(delivery, &dispatch->claimed, &executor->sent,
-		                   MILL_DELIVERY_SENT);
-		dispatch->sent++;
+			break;
+		send_first(dispatch, &dispatch->claimed, executor);
 	}
+	struct mill_executor *solo = mill_pool_solo(pool, !mill_list_empty(&dispatch->solo));
+	if (solo != NULL && mill_list_empty(&solo->sent) && !mill_list_empty(&dispatch->solo))
+		send_first(dispatch, &dispatch->solo, solo);
 }
 
 /* ---- and back ------------------------------------------------------------------------------ */
@@ -170,9 +191,12 @@ static void finish(struct mill_dispatch *dispatch, struct mill_delivery *deliver
 void mill_dispatch_release(struct mill_dispatch *dispatch)
 {
 	const struct mill_outcome returned = { .kind = MILL_OUTCOME_RETURNED };
+	mill_list_append(&dispatch->claimed, &dispatch->solo);
 	mill_list_each(node, &dispatch->claimed)
-	        finish(dispatch, mill_container_of(node, struct mill_delivery, node),
-	               &dispatch->claimed, &returned);
+	{
+		finish(dispatch, mill_container_of(node, struct mill_delivery, node),
+		       &dispatch->claimed, &returned);
+	}
 }
 
 void mill_dispatch_outcome(struct mill_dispatch *dispatch, struct mill_executor *executor,
@@ -205,5 +229,25 @@ void mill_dispatch_gone(struct mill_dispatch *dispatch, struct mill_executor *ex
 		}
 		dispatch->sent--;
 		finish(dispatch, delivery, &executor->sent, &outcome);
+	}
+}
+
+void mill_dispatch_cancel(struct mill_dispatch *dispatch, const uint8_t id[16])
+{
+	for (uint32_t i = 0; i < dispatch->slot_count; i++) {
+		struct slot *slot = &dispatch->slots[i];
+		if (slot->delivery == NULL || memcmp(slot->delivery->id, id, 16) != 0)
+			continue;
+		slot->delivery->cancelled = true;
+		if (slot->executor == NULL) {
+			const struct mill_outcome returned = { .kind = MILL_OUTCOME_RETURNED };
+			finish(dispatch, slot->delivery, waiting_list(dispatch, slot->delivery),
+			       &returned);
+			return;
+		}
+		struct mill_cancel cancel = { .ticket = slot->delivery->ticket,
+			                      .reason = MILL_SPAN("cancelled") };
+		mill_cancel_write(mill_executor_out(slot->executor), &cancel);
+		return;
 	}
 }

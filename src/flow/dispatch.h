@@ -43,3 +43,9 @@ void mill_dispatch_gone(struct mill_dispatch *dispatch, struct mill_executor *ex
 /* The delivery of a ticket that `executor` has, or NULL. */
 struct mill_delivery *mill_dispatch_find(struct mill_dispatch *dispatch,
                                          const struct mill_executor *executor, uint64_t ticket);
+
+/*
+ * A person cancelled a message: where it runs, it is stopped at its next wait. The ledger has it as
+ * discarded already, so whatever its outcome is, the fence refuses it.
+ */
+void mill_dispatch_cancel(struct mill_dispatch *dispatch, const uint8_t id[16]);

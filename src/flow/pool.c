@@ -27,19 +27,30 @@
 #define WATCH_MS 100
 #define RESTART_MOST_MS 5000
 #define YOUNG_SECS 1.0 /* dying sooner than this after READY counts as failing to start */
+#define MEMORY_CHECK_NS 500000000u
+#define MEMORY_KILL_FACTOR 2 /* so many times the limit is far over: killed, not drained */
 #define READ_CHUNK (256 * 1024)
 #define SECOND_NS 1e9
 
 enum process_state { STARTING, READY, DRAINING, DYING };
 
-enum kill_reason { KILL_NONE, KILL_ORDERED, KILL_LIMIT, KILL_STALL, KILL_LOAD, KILL_PROTOCOL };
+enum kill_reason {
+	KILL_NONE,
+	KILL_ORDERED,
+	KILL_LIMIT,
+	KILL_STALL,
+	KILL_MEMORY,
+	KILL_LOAD,
+	KILL_PROTOCOL,
+};
 
 struct process {
 	struct mill_executor executor; /* first: what the others hold a pointer to */
 	struct mill_link_node node;    /* in pool->processes */
 	enum process_state state;
 	enum kill_reason kill_reason;
-	uint64_t killed_ticket; /* LIMIT, STALL: whom the kill was meant for */
+	uint64_t killed_ticket; /* LIMIT, STALL, MEMORY: whom the kill was meant for */
+	bool solo;              /* for messages that run alone; not one of options.count */
 	uv_process_t process;
 	uv_pipe_t pipe;
 	bool has_process; /* the handle was initialised */
@@ -53,6 +64,7 @@ struct mill_pool {
 	struct mill_pool_options options;
 	struct mill_list processes;
 	size_t ready_count;
+	uint64_t memory_checked_ns;
 	bool draining;
 	bool loaded;       /* some executor got as far as a manifest */
 	uint64_t digest;   /* of that manifest */
@@ -70,7 +82,8 @@ struct pending_write {
 	struct mill_buffer bytes;
 };
 
-static void start_process(struct mill_pool *pool);
+static void start_process(struct mill_pool *pool, bool solo);
+static void start_missing(struct mill_pool *pool);
 
 static struct process *process_of(const struct mill_executor *executor)
 {
@@ -100,6 +113,14 @@ static void kill_process(struct process *process, enum kill_reason reason)
 	set_state(process, DYING);
 	if (process->has_process)
 		uv_process_kill(&process->process, SIGKILL);
+}
+
+/* Let it finish what it has; it gets nothing more. */
+static void drain_process(struct process *process)
+{
+	set_state(process, DRAINING);
+	size_t at = mill_frame_begin(&process->out, MILL_FRAME_DRAIN);
+	mill_frame_end(&process->out, at);
 }
 
 /* ---- frames from an executor --------------------------------------------------------------- */
@@ -243,6 +264,12 @@ static void describe_death(const struct process *process, int64_t status, int si
 		         "its executor was killed",
 		         grace);
 		break;
+	case KILL_MEMORY:
+		snprintf(death->reason, sizeof(death->reason),
+		         "handler used far more memory than max_memory_mb = %zu allows: its "
+		         "executor was killed",
+		         process->executor.pool->options.max_memory_mb);
+		break;
 	case KILL_STALL:
 		snprintf(death->reason, sizeof(death->reason),
 		         "handler held the processor for more than %g s without a break "
@@ -268,7 +295,7 @@ static void describe_death(const struct process *process, int64_t status, int si
  */
 static uint64_t blamed_ticket(const struct process *process)
 {
-	if (process->kill_reason == KILL_LIMIT || process->kill_reason == KILL_STALL)
+	if (process->killed_ticket != 0)
 		return process->killed_ticket;
 	return atomic_load(&process->page->ticket);
 }
@@ -312,8 +339,7 @@ static void close_process(struct process *process)
 static void on_restart(uv_timer_t *timer)
 {
 	struct mill_pool *pool = mill_container_of(timer, struct mill_pool, restart);
-	while (!pool->draining && pool->processes.len < pool->options.count)
-		start_process(pool);
+	start_missing(pool);
 }
 
 /* Replace at once what died after a useful life; wait longer each time for what dies young. */
@@ -341,6 +367,7 @@ static void bury(struct process *process, int64_t status, int signal_number)
 	if (!death.ordered)
 		death.blamed = blamed_ticket(process);
 	describe_death(process, status, signal_number, &death);
+	bool replaced = process->state == DRAINING; /* its successor runs already */
 	set_state(process, DYING);
 	mill_list_remove(&pool->processes, &process->node);
 	if (!death.ordered && process->kill_reason != KILL_LOAD)
@@ -350,7 +377,8 @@ static void bury(struct process *process, int64_t status, int signal_number)
 		         MILL_INT("deliveries", process->executor.sent.len));
 	pool->options.on_gone(&process->executor, &death, pool->options.context);
 	MILL_ASSERT(mill_list_empty(&process->executor.sent));
-	schedule_restart(pool, process);
+	if (!replaced && !process->solo)
+		schedule_restart(pool, process);
 	close_process(process);
 }
 
@@ -412,10 +440,11 @@ static void send_load(struct process *process)
 	mill_load_write(&process->out, &load);
 }
 
-static void start_process(struct mill_pool *pool)
+static void start_process(struct mill_pool *pool, bool solo)
 {
 	struct process *process = mill_calloc(1, sizeof(*process));
 	process->executor.pool = pool;
+	process->solo = solo;
 	mill_list_init(&process->executor.sent);
 	process->started_ns = mill_clock_ns();
 	int sockets[2] = { -1, -1 };
@@ -448,6 +477,20 @@ static void start_process(struct mill_pool *pool)
 	mill_list_push(&pool->processes, &process->node);
 	uv_read_start((uv_stream_t *)&process->pipe, on_allocate, on_read);
 	send_load(process);
+}
+
+/* As many as configured, not counting those that only finish what they have. */
+static void start_missing(struct mill_pool *pool)
+{
+	size_t count = 0;
+	mill_list_each(node, &pool->processes) count +=
+	        !process_at(node)->solo && process_at(node)->state != DRAINING;
+	for (; !pool->draining && count < pool->options.count; count++) {
+		size_t before = pool->processes.len;
+		start_process(pool, false);
+		if (pool->processes.len == before)
+			return; /* it could not be started: the restart timer tries again */
+	}
 }
 
 /* ---- watching ------------------------------------------------------------------------------ */
@@ -488,15 +531,66 @@ static void watch_process(struct process *process, uint64_t now)
 	kill_process(process, late ? KILL_LIMIT : KILL_STALL);
 }
 
+/* Resident memory in megabytes, 0 when it cannot be read (it has just ended). */
+static size_t resident_mb(int pid)
+{
+	char path[40];
+	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+	FILE *file = fopen(path, "re");
+	unsigned long pages = 0;
+	if (file != NULL) {
+		if (fscanf(file, "%*u %lu", &pages) != 1)
+			pages = 0;
+		fclose(file);
+	}
+	return pages * (unsigned long)sysconf(_SC_PAGESIZE) / (1024 * 1024);
+}
+
+/* Over the limit an executor is drained and replaced; far over, its handler is not waited for. */
+static void check_memory(struct process *process)
+{
+	struct mill_pool *pool = process->executor.pool;
+	size_t limit = pool->options.max_memory_mb;
+	size_t used = resident_mb(process->process.pid);
+	if (limit == 0 || used <= limit || process->state == DYING)
+		return;
+	if (used > limit * MEMORY_KILL_FACTOR) {
+		process->killed_ticket = atomic_load(&process->page->ticket);
+		kill_process(process, KILL_MEMORY);
+	} else if (process->state == READY) {
+		mill_log(MILL_LOG_INFO, "executor_recycled", MILL_INT("pid", process->process.pid),
+		         MILL_INT("memory_mb", used), MILL_INT("max_memory_mb", limit));
+		drain_process(process);
+		start_missing(pool);
+	}
+}
+
+static void check_deliveries(struct process *process)
+{
+	struct mill_pool *pool = process->executor.pool;
+	uint64_t limit = pool->options.max_deliveries;
+	if (limit == 0 || process->executor.delivered < limit || process->state != READY)
+		return;
+	mill_log(MILL_LOG_INFO, "executor_recycled", MILL_INT("pid", process->process.pid),
+	         MILL_INT("deliveries", process->executor.delivered));
+	drain_process(process);
+	start_missing(pool);
+}
+
 static void on_watch(uv_timer_t *timer)
 {
 	struct mill_pool *pool = mill_container_of(timer, struct mill_pool, watch);
 	uint64_t now = mill_clock_ns();
 	bool needed = false;
+	bool memory = now - pool->memory_checked_ns > MEMORY_CHECK_NS;
+	if (memory)
+		pool->memory_checked_ns = now;
 	mill_list_each(node, &pool->processes)
 	{
 		struct process *process = process_at(node);
 		watch_process(process, now);
+		if (memory)
+			check_memory(process);
 		needed |= process->state == STARTING || !mill_list_empty(&process->executor.sent);
 	}
 	if (!needed)
@@ -515,8 +609,7 @@ struct mill_pool *mill_pool_start(const struct mill_pool_options *options)
 	MILL_ASSERT(uv_timer_init(options->loop, &pool->watch) == 0);
 	MILL_ASSERT(uv_timer_init(options->loop, &pool->restart) == 0);
 	pool->handles = 2;
-	for (size_t i = 0; i < options->count; i++)
-		start_process(pool);
+	start_missing(pool);
 	return pool;
 }
 
@@ -525,9 +618,23 @@ struct mill_executor *mill_pool_next(struct mill_pool *pool, struct mill_executo
 	struct mill_link_node *node =
 	        after ? process_of(after)->node.next : pool->processes.head.next;
 	for (; node != &pool->processes.head; node = node->next)
-		if (process_at(node)->state == READY)
+		if (process_at(node)->state == READY && !process_at(node)->solo)
 			return &process_at(node)->executor;
 	return NULL;
+}
+
+struct mill_executor *mill_pool_solo(struct mill_pool *pool, bool wanted)
+{
+	struct process *solo = NULL;
+	mill_list_each(node, &pool->processes) if (process_at(node)->solo &&
+	                                           process_at(node)->state != DRAINING) solo =
+	        process_at(node);
+	if (solo == NULL && wanted && !pool->draining && pool->loaded && pool->failures == 0)
+		start_process(pool, true);
+	else if (solo != NULL && !wanted && solo->state == READY &&
+	         mill_list_empty(&solo->executor.sent))
+		drain_process(solo);
+	return solo != NULL && solo->state == READY ? &solo->executor : NULL;
 }
 
 size_t mill_pool_ready_count(const struct mill_pool *pool)
@@ -594,6 +701,7 @@ void mill_pool_flush(struct mill_pool *pool)
 	bool any = false;
 	mill_list_each(node, &pool->processes)
 	{
+		check_deliveries(process_at(node));
 		any |= process_at(node)->out.len > 0;
 		flush_process(process_at(node));
 	}
@@ -611,9 +719,7 @@ void mill_pool_drain(struct mill_pool *pool)
 		if (process->state == STARTING) {
 			kill_process(process, KILL_ORDERED);
 		} else if (process->state == READY) {
-			set_state(process, DRAINING);
-			size_t at = mill_frame_begin(&process->out, MILL_FRAME_DRAIN);
-			mill_frame_end(&process->out, at);
+			drain_process(process);
 		}
 	}
 }

@@ -17,6 +17,7 @@ struct mill_pool;
 /* One executor process. Opaque but for what dispatch keeps in it. */
 struct mill_executor {
 	struct mill_list sent; /* dispatch's: the deliveries it has */
+	uint64_t delivered;    /* dispatch's: how many it ever got */
 	struct mill_pool *pool;
 };
 
@@ -35,6 +36,8 @@ struct mill_pool_options {
 	size_t count;
 	size_t concurrency; /* deliveries one executor may hold */
 	double stall_secs, kill_grace_secs;
+	size_t max_memory_mb;    /* over it an executor is replaced; 0: no limit */
+	uint64_t max_deliveries; /* after so many it is replaced; 0: never */
 
 	/* The first executor has loaded: what config and handlers came to. Called once, before
 	 * on_ready. */
@@ -60,6 +63,11 @@ struct mill_pool *mill_pool_start(const struct mill_pool_options *options);
 /* Executors that can take deliveries, for walking: NULL ends. */
 struct mill_executor *mill_pool_next(struct mill_pool *pool, struct mill_executor *after);
 size_t mill_pool_ready_count(const struct mill_pool *pool);
+/*
+ * The extra executor for messages that run alone: started when `wanted`, ended when not. NULL while
+ * there is none that is ready. It is not among those that mill_pool_next walks.
+ */
+struct mill_executor *mill_pool_solo(struct mill_pool *pool, bool wanted);
 /* How many more deliveries it may hold; 0 when it is not ready. */
 size_t mill_executor_room(const struct mill_executor *executor);
 /* Nanoseconds its current delivery has held the processor; 0 when idle. */

@@ -225,7 +225,10 @@ static void take_rest(struct flight *flight)
 			                   MILL_DELIVERY_FINISHED);
 			continue;
 		}
-		log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
+		if (delivery->cancelled)
+			log_outcome(MILL_LOG_INFO, "message_cancelled", delivery, NULL);
+		else
+			log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
 		end_delivery(settle, delivery, &flight->deliveries);
 	}
 }

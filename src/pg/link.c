@@ -631,6 +631,12 @@ void mill_link_close(struct mill_link *link, void (*on_closed)(void *context), v
 	uv_close((uv_handle_t *)&link->timer, on_timer_closed);
 }
 
+void mill_link_reset(struct mill_link *link, const struct mill_err *err)
+{
+	MILL_ASSERT(link->state == UP);
+	lose(link, err);
+}
+
 bool mill_link_is_up(const struct mill_link *link)
 {
 	return link->state == UP;

@@ -57,6 +57,9 @@ struct mill_link *mill_link_new(const struct mill_link_options *options);
  */
 void mill_link_close(struct mill_link *link, void (*on_closed)(void *context), void *context);
 
+/* Give this connection up and make a new one; `err` says why. Only when the link is up. */
+void mill_link_reset(struct mill_link *link, const struct mill_err *err);
+
 bool mill_link_is_up(const struct mill_link *link);
 /* Exchanges sent and not yet answered. */
 size_t mill_link_in_flight(const struct mill_link *link);

@@ -203,6 +203,9 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 	[MILL_QUERY_NOTIFY] = { "notify",
 		"SELECT pg_notify('{prefix}_queue', topic) FROM unnest($1::text[]) AS t(topic)" },
 
+	[MILL_QUERY_NOTIFY_CONTROL] = { "notify_control",
+		"SELECT pg_notify('{prefix}_control', $1::text)" },
+
 	/* $1 the JSON request, $2 who publishes. */
 	[MILL_QUERY_PUBLISH] = { "publish",
 		"SELECT json_build_object('id', p.id, 'topic', p.topic, 'delivered', p.delivered,"

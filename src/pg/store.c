@@ -20,13 +20,13 @@ static const uint64_t uses[] = {
 	[MILL_USE_WORK] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_CLAIM) | BIT(MILL_QUERY_DUE) |
 	                  BIT(MILL_QUERY_UNDO_CLAIM) | BIT(MILL_QUERY_SETTLE_DONE) |
 	                  BIT(MILL_QUERY_SETTLE_BACK) | BIT(MILL_QUERY_NOTIFY),
-	[MILL_USE_LEASE] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_REGISTER_LANES) |
-	                   BIT(MILL_QUERY_READ_LANES) | BIT(MILL_QUERY_REGISTER_WORKER) |
-	                   BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) | BIT(MILL_QUERY_STAMP) |
-	                   BIT(MILL_QUERY_RECLAIM_DEAD) | BIT(MILL_QUERY_RECLAIM_UNKNOWN) |
-	                   BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_PRUNE) |
-	                   BIT(MILL_QUERY_PRUNE_DISCARDED) | BIT(MILL_QUERY_REMOVE_LANES) |
-	                   BIT(MILL_QUERY_ADOPT) | BIT(MILL_QUERY_NOTIFY),
+	[MILL_USE_LEASE] =
+	        BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_REGISTER_LANES) | BIT(MILL_QUERY_READ_LANES) |
+	        BIT(MILL_QUERY_REGISTER_WORKER) | BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) |
+	        BIT(MILL_QUERY_STAMP) | BIT(MILL_QUERY_RECLAIM_DEAD) |
+	        BIT(MILL_QUERY_RECLAIM_UNKNOWN) | BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_PRUNE) |
+	        BIT(MILL_QUERY_PRUNE_DISCARDED) | BIT(MILL_QUERY_REMOVE_LANES) |
+	        BIT(MILL_QUERY_ADOPT) | BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_NOTIFY_CONTROL),
 	[MILL_USE_PUBLISH] = BIT(MILL_QUERY_PATIENCE) | BIT(MILL_QUERY_SETTLE_DONE_ALONE) |
 	                     BIT(MILL_QUERY_SETTLE_BACK_ALONE) | BIT(MILL_QUERY_SETTLE_PUBLISHING) |
 	                     BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_PUBLISH),
@@ -508,4 +508,12 @@ void mill_store_notify(struct mill_store *store, struct mill_link *link,
 		mill_element_text(p, topics[i]);
 	mill_params_array_end(p);
 	send_one(link, MILL_QUERY_NOTIFY, p, done, context);
+}
+
+void mill_store_notify_control(struct mill_store *store, struct mill_link *link,
+                               struct mill_span payload, mill_link_done done, void *context)
+{
+	struct mill_params *p = params(store);
+	mill_params_text(p, payload);
+	send_one(link, MILL_QUERY_NOTIFY_CONTROL, p, done, context);
 }

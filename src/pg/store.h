@@ -154,3 +154,6 @@ void mill_store_swept_row(const struct mill_results *results, size_t i,
 void mill_store_notify(struct mill_store *store, struct mill_link *link,
                        const struct mill_span *topics, size_t count, mill_link_done done,
                        void *context);
+/* The same on the control channel: `probe …`. */
+void mill_store_notify_control(struct mill_store *store, struct mill_link *link,
+                               struct mill_span payload, mill_link_done done, void *context);

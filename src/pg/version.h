@@ -1,4 +1,7 @@
-/* Which libpq the program runs with. */
+/*
+ * Which libpq the program runs with. Apart from connections, since `tidemill version` opens none for
+ * it. Knows nothing else. Runtime process.
+ */
 #pragma once
 
 /* Such as 150020 for 15.20. */
