@@ -24,6 +24,8 @@ ffi.cdef [[
   int kill(int pid, int signal);
   int waitpid(int pid, int *status, int options);
   int pipe2(int ends[2], int flags);
+  char *realpath(const char *path, char *resolved);
+  void free(void *pointer);
   int setenv(const char *name, const char *value, int overwrite);
   int posix_spawn_file_actions_init(struct bench_spawn_actions *actions);
   int posix_spawn_file_actions_destroy(struct bench_spawn_actions *actions);
@@ -96,6 +98,17 @@ function posix.read(fd)
   elseif n < 0 and ffi.errno() == EINTR then
     return ""
   end
+end
+
+-- `path` from the root on, without links; it must exist.
+function posix.absolute(path)
+  local resolved = C.realpath(path, nil)
+  if resolved == nil then
+    fail(path)
+  end
+  local text = ffi.string(resolved)
+  C.free(resolved)
+  return text
 end
 
 -- All of `text`, waiting where it must.

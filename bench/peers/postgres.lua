@@ -68,6 +68,11 @@ function Connection:exec(sql)
   return self:take(libpq.PQexec(self.handle, sql))
 end
 
+function Connection:close()
+  libpq.PQfinish(ffi.gc(self.handle, nil))
+  self.handle = nil
+end
+
 -- ---- a pool -------------------------------------------------------------------------------------
 
 local Pool = {}

@@ -6,7 +6,7 @@
 
 -- A handler may have changed the library's tables.
 local ipairs, tostring, type = ipairs, tostring, type
-local format, sub, concat = string.format, string.sub, table.concat
+local format, gsub, sub, concat = string.format, string.gsub, string.sub, table.concat
 
 local argument = {}
 
@@ -49,9 +49,16 @@ function argument.secs(value)
   return argument.number(value, 0, argument.MAX_SECS, "seconds")
 end
 
-function argument.text(value)
+-- A text that is not empty, of at most `max` characters when that is given.
+function argument.text(value, max)
   if type(value) ~= "string" or value == "" then
     return expected("a text", value)
+  end
+  if max and #value > max then
+    local _, characters = gsub(value, "[^\128-\191]", "")
+    if characters > max then
+      return format("has %d characters, at most %d are allowed", characters, max)
+    end
   end
 end
 

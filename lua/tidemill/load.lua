@@ -341,6 +341,10 @@ function Loading:topic(topic, value, keys)
       or ("expected a module's name or a table, found %s"):format(argument.show(value)))
     return
   end
+  if value.handler ~= nil then
+    self:report(below(keys, "handler"), "options belong to a subscriber, write its name before: NAME = { handler = … }")
+    return
+  end
   local places, names = self:sorted_keys(value, keys)
   for _, place in ipairs(places) do
     local entry = value[place]

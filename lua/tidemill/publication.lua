@@ -8,7 +8,15 @@ local argument = require "tidemill.argument"
 
 -- A handler may have changed the library's tables.
 local ipairs, pairs, type = ipairs, pairs, type
-local byte, concat, date, floor, format = string.byte, table.concat, os.date, math.floor, string.format
+local byte, format, gsub, match = string.byte, string.format, string.gsub, string.match
+local concat, date, floor = table.concat, os.date, math.floor
+
+-- The limits of sql/0002_publish.sql, so that a mistake is the handler's own line and no refusal of the
+-- database later.
+local DELAY_SECS = 3153600000
+local TEXT_CHARACTERS = 500
+local HEADER_BYTES = 65536
+local LAST_SECOND = 253402300799 -- of the year 9999
 
 local NONE = {}
 local OBJECT = byte "{"
@@ -21,12 +29,24 @@ local function is_object(value)
   end
 end
 
--- A time is a text that Postgres reads, or seconds since 1970.
+local function is_short_text(value)
+  return argument.text(value, TEXT_CHARACTERS)
+end
+
+-- A time is a text with its zone, as the database wants it, or seconds since 1970.
 local function is_time(value)
   if type(value) == "number" then
-    return argument.number(value, 0, 253402300799)
+    return argument.number(value, 0, LAST_SECOND)
   end
-  return argument.text(value)
+  if type(value) == "string" then
+    local rest = match(value, "^%d%d%d%d%-%d%d%-%d%d[Tt ]%d%d:%d%d(.*)$") or ""
+    rest = gsub(gsub(rest, "^:%d%d", ""), "^%.%d+", "")
+    if match(rest, "^[Zz]$") or match(rest, "^[+-]%d%d:?%d%d$") or match(rest, "^[+-]%d%d$") then
+      return
+    end
+  end
+  return "expected a time with its zone, such as 2030-01-31T08:00:00Z, or seconds since 1970, found "
+    .. argument.show(value)
 end
 
 local function time_text(value)
@@ -40,13 +60,13 @@ end
 -- the value.
 local OPTIONS = {
   { name = "at", check = is_time, write = time_text },
-  { name = "dedupe_key", check = argument.text },
-  { name = "delay_secs", check = argument.secs },
+  { name = "dedupe_key", check = is_short_text },
+  { name = "delay_secs", check = function(value) return argument.number(value, 0, DELAY_SECS, "seconds") end },
   { name = "headers", check = is_object },
   { name = "max_attempts", check = function(value) return argument.integer(value, 1, 32767) end },
   { name = "on_duplicate", check = function(value) return argument.word(value, { "keep", "replace" }) end },
   { name = "priority", check = function(value) return argument.integer(value, -9, 9) end },
-  { name = "published_by", check = argument.text },
+  { name = "published_by", check = is_short_text },
 }
 
 local known = {}
@@ -60,6 +80,14 @@ local function unknown_option(options)
     if not known[name] then
       return format("options: %s is unknown, known are %s", argument.show(name), concat(known, ", "))
     end
+  end
+end
+
+local function headers_problem(json)
+  if byte(json) ~= OBJECT then
+    return "expected a table with names as keys, found a list"
+  elseif #json > HEADER_BYTES then
+    return format("has %d bytes as JSON, at most %d are allowed", #json, HEADER_BYTES)
   end
 end
 
@@ -88,8 +116,11 @@ local function write_options(parts, options, carried)
       if not json then
         return wrong
       end
-      if option.name == "headers" and byte(json) ~= OBJECT then
-        return path .. ": expected a table with names as keys, found a list"
+      if option.name == "headers" then
+        wrong = headers_problem(json)
+        if wrong then
+          return path .. ": " .. wrong
+        end
       end
       parts[#parts + 1] = ',"' .. option.name .. '":' .. json
     end

@@ -432,6 +432,23 @@ describe("run", function()
     app.admin:exec(("drop database %s"):format(late))
   end)
 
+  it("ends with 3 when a second signal comes while handlers still run", function()
+    local app = tidemill.app {
+      config = { subscribe = { a = "slow" } },
+      handlers = { slow = [[return function(_, ctx) ctx:log("began") require("tidemill").sleep(600) end]] },
+    }
+    local worker = app:start()
+    app:must_run("publish", "a")
+    worker:wait_for "began"
+    worker:kill "TERM"
+    worker:wait_for "event=signal signal=SIGTERM"
+    assert.is_false(worker:poll())
+    worker:kill "INT"
+    assert.same({ 3 }, { worker:wait() })
+    local row = app:ledger()[1]
+    assert.same({ "pending", "0" }, { row.status, row.attempts })
+  end)
+
   it("logs JSON when told to, its executors too", function()
     local app = tidemill.app {
       config = { subscribe = { a = "speak" }, executors = 1 },

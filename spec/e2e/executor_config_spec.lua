@@ -226,6 +226,8 @@ return {
         [[config.lua:7: subscribe.bare.a: `handler` must be a module's name or a function, found nothing]],
         [[config.lua:8: subscribe.name["b d"]: `b d` is not a subscriber's name]] .. rule,
         [[config.lua:9: subscribe.twice.a: `a` subscribes to `twice` twice]],
+        [[config.lua:10: subscribe.unnamed.handler: options belong to a subscriber, write its name before: ]]
+          .. "NAME = { handler = … }",
       }, problems([[return { subscribe = {
   ["order paid"] = "a",
   fn = function() end,
@@ -235,6 +237,7 @@ return {
   bare = { a = { max_attempts = 3 } },
   name = { ["b d"] = "a" },
   twice = { "a", a = "b" },
+  unnamed = { handler = "a", max_attempts = 3 },
 } }]], { handlers = handlers }))
     end)
 

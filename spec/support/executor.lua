@@ -363,11 +363,15 @@ local function make_descriptors()
   return pair[0], page, theirs, their_page
 end
 
--- Starts an executor without a LOAD. `options.env` as for process.spawn.
+-- Starts an executor without a LOAD. `options.env` as for process.spawn; `options.memory_kb` limits
+-- its address space, which a build with sanitizers cannot bear.
 function executor.spawn(options)
   local dir = folder.temp "tidemill-executor"
   local fd, page, theirs, their_page = make_descriptors()
   local script = ('exec "$0" executor "$1" 3<&%d 4<&%d %d<&- %d<&-'):format(theirs, their_page, theirs, their_page)
+  if options.memory_kb then
+    script = ("ulimit -v %d; "):format(options.memory_kb) .. script
+  end
   local started = process.spawn {
     argv = { "bash", "-c", script, tidemill.binary, C.spec_getpid() },
     cwd = dir,
@@ -398,7 +402,7 @@ end
 -- Starts an executor, writes config.lua and the handlers, sends LOAD and waits for the answer: then
 -- `manifest` or `load_error` is set. `options`: `config` (text), `handlers` (name → source, dots are
 -- folders), `files` (path → text), `mode` ("handlers" by default, or "config"), `path` (of the config
--- in LOAD), `generation`, `env`.
+-- in LOAD), `generation`, `env`, `memory_kb`.
 function executor.load(options)
   local self = executor.spawn(options)
   folder.write(self.dir, "config.lua", options.config or "return {}")

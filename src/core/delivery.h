@@ -58,6 +58,9 @@ struct mill_delivery {
 	char *error;        /* NULL: the row keeps what it has */
 	char *publications; /* JSON array for publish_many, or NULL */
 	unsigned refusals;  /* how often the database refused this settlement */
+	unsigned setbacks;  /* the same, and how often its row was locked */
+	uint64_t rest_ns;   /* not tried again before then */
+	bool resent;        /* an answer was lost: it may be written already */
 };
 
 struct mill_delivery *mill_delivery_new(void);

@@ -16,9 +16,9 @@
 #include "core/log.h"
 #include "executor/task.h"
 
-#define READ_SIZE	(64 * 1024)
-#define BUFFER_KEEP	(1024 * 1024) /* a buffer that grew beyond is given back when it is empty */
-#define OUTCOME_HOLD_NS 1000000	      /* how long an outcome may wait for others to go with it */
+#define READ_SIZE (64 * 1024)
+#define BUFFER_KEEP (1024 * 1024) /* a buffer that grew beyond is given back when it is empty */
+#define OUTCOME_HOLD_NS 1000000   /* how long an outcome may wait for others to go with it */
 
 struct executor {
 	uv_loop_t loop;
@@ -32,13 +32,14 @@ struct executor {
 	int exit_code;
 
 	struct mill_buffer in;
-	struct mill_buffer out;	    /* gathers */
+	struct mill_buffer out;     /* gathers */
 	struct mill_buffer sending; /* libuv writes it */
 	uv_write_t write;
 	uint64_t out_since_ns; /* about when `out` got its first byte; 0: it is empty */
 };
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------
+ */
 
 static void stop(struct executor *executor, int exit_code)
 {
@@ -55,7 +56,8 @@ static void fail(struct executor *executor, const struct mill_err *err)
 	stop(executor, 1);
 }
 
-/* ---- frames out ------------------------------------------------------------------------------- */
+/* ---- frames out -------------------------------------------------------------------------------
+ */
 
 static void release_if_large(struct mill_buffer *buffer)
 {
@@ -114,7 +116,8 @@ static void on_before_run(void *context, uint64_t now_ns)
 static void on_turn(uv_prepare_t *turn)
 {
 	struct executor *executor = mill_container_of(turn, struct executor, turn);
-	if (executor->draining && !executor->said_bye && mill_list_empty(&executor->tasks.running)) {
+	if (executor->draining && !executor->said_bye &&
+	    mill_list_empty(&executor->tasks.running)) {
 		mill_frame_end(&executor->out, mill_frame_begin(&executor->out, MILL_FRAME_BYE));
 		executor->said_bye = true;
 	}
@@ -123,7 +126,8 @@ static void on_turn(uv_prepare_t *turn)
 		stop(executor, 0);
 }
 
-/* ---- frames in -------------------------------------------------------------------------------- */
+/* ---- frames in --------------------------------------------------------------------------------
+ */
 
 static int on_load(struct executor *executor, struct mill_frame *frame, struct mill_err *err)
 {
@@ -139,11 +143,11 @@ static int on_load(struct executor *executor, struct mill_frame *frame, struct m
 		mill_manifest_write(&executor->out, &executor->loaded.manifest);
 	} else {
 		mill_load_error_write(&executor->out,
-				      (struct mill_span){ problems.data, problems.len });
+		                      (struct mill_span){ problems.data, problems.len });
 	}
 	mill_buffer_free(&problems);
 	atomic_store_explicit(&executor->page->heap_bytes, mill_vm_heap_bytes(&executor->vm),
-			      memory_order_relaxed);
+	                      memory_order_relaxed);
 	return 0;
 }
 
@@ -160,7 +164,7 @@ static int on_deliver(struct executor *executor, struct mill_frame *frame, struc
 		return 0;
 	}
 	mill_outcome_write(&executor->out, &(struct mill_outcome){ .ticket = deliver.ticket,
-								    .kind = MILL_OUTCOME_RETURNED });
+	                                                           .kind = MILL_OUTCOME_RETURNED });
 	return 0;
 }
 
@@ -191,7 +195,7 @@ static int on_drain(struct executor *executor, struct mill_frame *frame, struct 
 }
 
 static int (*const on_frame[])(struct executor *, struct mill_frame *, struct mill_err *) = {
-	[MILL_FRAME_LOAD] = on_load,	 [MILL_FRAME_DELIVER] = on_deliver,
+	[MILL_FRAME_LOAD] = on_load,     [MILL_FRAME_DELIVER] = on_deliver,
 	[MILL_FRAME_CANCEL] = on_cancel, [MILL_FRAME_REPLY] = on_reply,
 	[MILL_FRAME_DRAIN] = on_drain,
 };
@@ -203,13 +207,14 @@ static void handle_frames(struct executor *executor)
 	struct mill_err err = MILL_ERR_INIT;
 	while (!executor->stopped) {
 		struct mill_frame frame;
-		int64_t size = mill_frame_parse(executor->in.data + at, executor->in.len - at, &frame,
-						&err);
+		int64_t size = mill_frame_parse(executor->in.data + at, executor->in.len - at,
+		                                &frame, &err);
 		if (size == 0)
 			break;
 		bool known = size > 0 && frame.type < MILL_COUNT(on_frame) && on_frame[frame.type];
 		if (size > 0 && !known)
-			size = mill_err_set(&err, MILL_ERR_PROTOCOL, "a frame of type %d", frame.type);
+			size = mill_err_set(&err, MILL_ERR_PROTOCOL, "a frame of type %d",
+			                    frame.type);
 		if (size < 0 || on_frame[frame.type](executor, &frame, &err) != 0)
 			return fail(executor, &err);
 		at += (size_t)size;
@@ -239,7 +244,8 @@ static void on_read(uv_stream_t *stream, ssize_t len, const uv_buf_t *buffer)
 		handle_frames(executor);
 }
 
-/* ---- the process ------------------------------------------------------------------------------ */
+/* ---- the process ------------------------------------------------------------------------------
+ */
 
 static void on_ignored(int signal_number)
 {

@@ -47,7 +47,7 @@ static int answer(lua_State *L, int failed, const struct mill_err *err)
 
 /* The row of a key; NULL with what is wrong pushed when there is none for a plain value. */
 static const struct mill_config_key *find_key(lua_State *L, enum mill_config_scope scope,
-					      const char *name)
+                                              const char *name)
 {
 	const struct mill_config_key *key = mill_config_find(scope, name);
 	if (key != NULL && key->kind != MILL_KEY_STRUCTURE)
@@ -69,10 +69,12 @@ static int l_setting(lua_State *L)
 		return 1;
 	struct mill_err err = MILL_ERR_INIT;
 	struct mill_value value = value_at(L, 2);
-	return answer(L, mill_config_set(&loading->loaded->manifest.settings, key, &value, &err), &err);
+	return answer(L, mill_config_set(&loading->loaded->manifest.settings, key, &value, &err),
+	              &err);
 }
 
-/* lane(topic, subscriber, label) → the lane's number and its topic as it counts, or nil and what is wrong */
+/* lane(topic, subscriber, label) → the lane's number and its topic as it counts, or nil and what is
+ * wrong */
 static int l_lane(lua_State *L)
 {
 	struct loading *loading = loading_of(L);
@@ -81,8 +83,8 @@ static int l_lane(lua_State *L)
 	subscriber.data = luaL_checklstring(L, 2, &subscriber.len);
 	struct mill_manifest_lane *lane;
 	struct mill_err err = MILL_ERR_INIT;
-	if (mill_manifest_add(&loading->loaded->manifest, topic, subscriber, luaL_checkstring(L, 3), &lane,
-			      &err) != 0) {
+	if (mill_manifest_add(&loading->loaded->manifest, topic, subscriber, luaL_checkstring(L, 3),
+	                      &lane, &err) != 0) {
 		lua_pushnil(L);
 		lua_pushstring(L, err.message);
 		return 2;
@@ -97,8 +99,10 @@ static int l_lane_option(lua_State *L)
 {
 	struct loading *loading = loading_of(L);
 	lua_Integer number = luaL_checkinteger(L, 1);
-	luaL_argcheck(L, number >= 0 && (size_t)number < loading->loaded->manifest.lane_count, 1, "no lane");
-	const struct mill_config_key *key = find_key(L, MILL_SCOPE_SUBSCRIPTION, luaL_checkstring(L, 2));
+	luaL_argcheck(L, number >= 0 && (size_t)number < loading->loaded->manifest.lane_count, 1,
+	              "no lane");
+	const struct mill_config_key *key =
+	        find_key(L, MILL_SCOPE_SUBSCRIPTION, luaL_checkstring(L, 2));
 	if (key == NULL)
 		return 1;
 	struct mill_err err = MILL_ERR_INIT;
@@ -119,11 +123,8 @@ static int l_text(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-	{ "setting", l_setting },
-	{ "lane", l_lane },
-	{ "lane_option", l_lane_option },
-	{ "text", l_text },
-	{ NULL, NULL },
+	{ "setting", l_setting }, { "lane", l_lane }, { "lane_option", l_lane_option },
+	{ "text", l_text },       { NULL, NULL },
 };
 
 /* The list of problems on top of the stack, one line each. */
@@ -144,8 +145,8 @@ static void note_problems(lua_State *L, struct mill_buffer *problems)
 }
 
 /*
- * From a table topic → subscriber → lane, on top of the stack, to a list in the manifest's order, so
- * that a DELIVER finds its handler by index.
+ * From a table topic → subscriber → lane, on top of the stack, to a list in the manifest's order,
+ * so that a DELIVER finds its handler by index.
  */
 static void order_lanes(lua_State *L, const struct mill_manifest *manifest)
 {
@@ -189,7 +190,7 @@ static int l_run(lua_State *L)
 }
 
 int mill_load_run(struct mill_vm *vm, const struct mill_load *load, struct mill_loaded *loaded,
-		  struct mill_buffer *problems)
+                  struct mill_buffer *problems)
 {
 	*loaded = (struct mill_loaded){
 		.generation = load->generation,

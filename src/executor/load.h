@@ -20,11 +20,11 @@ struct mill_loaded {
 };
 
 /*
- * Evaluate the config, and in mode HANDLERS load every handler; once a state. −1: nothing is left in
- * `loaded`, and `problems` gets what is wrong, one line each, `file:line: …`.
+ * Evaluate the config, and in mode HANDLERS load every handler; once a state. −1: nothing is left
+ * in `loaded`, and `problems` gets what is wrong, one line each, `file:line: …`.
  */
 int mill_load_run(struct mill_vm *vm, const struct mill_load *load, struct mill_loaded *loaded,
-		  struct mill_buffer *problems);
+                  struct mill_buffer *problems);
 
 /* Give back what a successful mill_load_run left. */
 void mill_load_release(struct mill_vm *vm, struct mill_loaded *loaded);

@@ -33,7 +33,7 @@ static int sleep_start(struct mill_wait *wait, lua_State *co, int first, struct 
 	double secs = lua_type(co, first) == LUA_TNUMBER ? lua_tonumber(co, first) : -1;
 	if (!(secs >= 0 && secs <= SLEEP_MAX_SECS))
 		return mill_err_set(err, MILL_ERR_INPUT, "sleep: expected seconds from 0 to %.0f",
-				    SLEEP_MAX_SECS);
+		                    SLEEP_MAX_SECS);
 	/* The loop's idea of now is as old as its last turn; a sleep must not end early. */
 	uv_update_time(wait->ops->loop);
 	MILL_ASSERT(uv_timer_start(&wait->timer, on_slept, (uint64_t)ceil(secs * 1000), 0) == 0);
@@ -61,18 +61,18 @@ static int publish_start(struct mill_wait *wait, lua_State *co, int first, struc
 	struct mill_span body;
 	body.data = lua_tolstring(co, first, &body.len);
 	if (body.len > REQUEST_MAX)
-		return mill_err_set(err, MILL_ERR_INPUT, "publish: a message of %zu bytes is too large",
-				    body.len);
+		return mill_err_set(err, MILL_ERR_INPUT,
+		                    "publish: a message of %zu bytes is too large", body.len);
 	/* 0 is no request, also after four thousand million of them. */
 	if (++wait->ops->requests == 0)
 		wait->ops->requests = 1;
 	wait->request = (uint64_t)wait->ops->requests << 32 | wait->slot;
 	mill_request_write(wait->ops->out, &(struct mill_request){
-						   .request = wait->request,
-						   .ticket = wait->ticket,
-						   .body = body,
-						   .published_by = wait->published_by,
-					   });
+	                                           .request = wait->request,
+	                                           .ticket = wait->ticket,
+	                                           .body = body,
+	                                           .published_by = wait->published_by,
+	                                   });
 	return 0;
 }
 
@@ -85,7 +85,8 @@ static void publish_cancel(struct mill_wait *wait)
 static int publish_result(struct mill_wait *wait, lua_State *L)
 {
 	struct mill_err err = MILL_ERR_INIT;
-	if (mill_json_decode(L, wait->reply.data ? wait->reply.data : "", wait->reply.len, &err) != 0)
+	if (mill_json_decode(L, wait->reply.data ? wait->reply.data : "", wait->reply.len, &err) !=
+	    0)
 		return luaL_error(L, "publish: the reply cannot be read: %s", err.message);
 	return 1;
 }
@@ -118,7 +119,7 @@ const struct mill_op *mill_op_find(const char *name)
 /* ---- waits --------------------------------------------------------------------------------- */
 
 void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *out,
-		   void (*wake)(struct mill_wait *wait))
+                   void (*wake)(struct mill_wait *wait))
 {
 	*ops = (struct mill_ops){ .loop = loop, .out = out, .wake = wake };
 }
@@ -145,7 +146,7 @@ void mill_wait_close(struct mill_wait *wait)
 }
 
 int mill_wait_start(struct mill_wait *wait, const struct mill_op *op, lua_State *co, int first,
-		    struct mill_err *err)
+                    struct mill_err *err)
 {
 	MILL_ASSERT(wait->op == NULL);
 	if (op->start(wait, co, first, err) != 0)

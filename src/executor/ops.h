@@ -49,7 +49,7 @@ struct mill_ops {
 };
 
 void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *out,
-		   void (*wake)(struct mill_wait *wait));
+                   void (*wake)(struct mill_wait *wait));
 /* After every wait was closed. */
 void mill_ops_fini(struct mill_ops *ops);
 
@@ -84,6 +84,6 @@ void mill_wait_close(struct mill_wait *wait);
 
 /* Start an op: as mill_op.start. */
 int mill_wait_start(struct mill_wait *wait, const struct mill_op *op, lua_State *co, int first,
-		    struct mill_err *err);
+                    struct mill_err *err);
 /* Cancel the op it is on, if any. */
 void mill_wait_cancel(struct mill_wait *wait);

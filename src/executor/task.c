@@ -7,13 +7,16 @@
 #include <time.h>
 
 #include "core/clock.h"
+#include "core/log.h"
 #include "core/policy.h"
 #include "core/uuid.h"
 #include "executor/json.h"
 
-#define ERROR_TEXT_MAX	 (16 * 1024)	    /* bytes of an outcome's error; the ledger keeps fewer */
-#define PUBLICATIONS_MAX (64 * 1024 * 1024) /* bytes of all that one delivery publishes when done */
-#define DELAY_MAX_SECS	 (366.0 * 86400)
+#define ERROR_TEXT_MAX (16 * 1024) /* bytes of an outcome's error; the ledger keeps fewer */
+#define PUBLICATIONS_MAX (64 * 1024 * 1024) /* bytes of all that one delivery publishes when done  \
+	                                     */
+#define MEMORY_TEXT "not enough memory"     /* LuaJIT's own words */
+#define DELAY_MAX_SECS (366.0 * 86400)
 
 struct mill_task {
 	struct mill_link_node node; /* on tasks->running or tasks->idle */
@@ -34,7 +37,8 @@ struct mill_task {
 	struct mill_buffer publications; /* `[item,item` */
 };
 
-/* ---- texts of a delivery ---------------------------------------------------------------------- */
+/* ---- texts of a delivery ----------------------------------------------------------------------
+ */
 
 /* `2026-01-31T23:59:59.123456Z` into `text`. */
 static void write_created_at(struct mill_tasks *tasks, int64_t created_at, char *text, size_t size)
@@ -48,8 +52,10 @@ static void write_created_at(struct mill_tasks *tasks, int64_t created_at, char 
 		time_t at = (time_t)second;
 		struct tm utc;
 		if (gmtime_r(&at, &utc) == NULL ||
-		    strftime(tasks->second_text, sizeof(tasks->second_text), "%Y-%m-%dT%H:%M:%S", &utc) == 0)
-			snprintf(tasks->second_text, sizeof(tasks->second_text), "9999-12-31T23:59:59");
+		    strftime(tasks->second_text, sizeof(tasks->second_text), "%Y-%m-%dT%H:%M:%S",
+		             &utc) == 0)
+			snprintf(tasks->second_text, sizeof(tasks->second_text),
+			         "9999-12-31T23:59:59");
 		tasks->second = second;
 	}
 	snprintf(text, size, "%s.%06dZ", tasks->second_text, (int)rest);
@@ -62,7 +68,8 @@ static double wall_clock_secs(void)
 	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* ---- tidemill.host: what the modules ask about the delivery that runs ------------------------- */
+/* ---- tidemill.host: what the modules ask about the delivery that runs -------------------------
+ */
 
 static struct mill_tasks *tasks_of(lua_State *L)
 {
@@ -149,14 +156,16 @@ static int l_outcome(lua_State *L)
 	return wait->ended->result(wait, L);
 }
 
-/* gather(json): publish it together with this message's `done`. Returns nothing, or what is wrong */
+/* gather(json): publish it together with this message's `done`. Returns nothing, or what is wrong
+ */
 static int l_gather(lua_State *L)
 {
 	struct mill_buffer *gathered = &current_of(L)->publications;
 	size_t len;
 	const char *json = luaL_checklstring(L, 1, &len);
 	if (gathered->len + len > PUBLICATIONS_MAX) {
-		lua_pushfstring(L, "one delivery cannot publish more than %d bytes", PUBLICATIONS_MAX);
+		lua_pushfstring(L, "one delivery cannot publish more than %d bytes",
+		                PUBLICATIONS_MAX);
 		return 1;
 	}
 	mill_buffer_text(gathered, gathered->len == 0 ? "[" : ",");
@@ -165,15 +174,12 @@ static int l_gather(lua_State *L)
 }
 
 static const luaL_Reg host_functions[] = {
-	{ "running", l_running },
-	{ "owns", l_owns },
-	{ "take", l_take },
-	{ "outcome", l_outcome },
-	{ "gather", l_gather },
-	{ NULL, NULL },
+	{ "running", l_running }, { "owns", l_owns },     { "take", l_take },
+	{ "outcome", l_outcome }, { "gather", l_gather }, { NULL, NULL },
 };
 
-/* ---- the end of a delivery -------------------------------------------------------------------- */
+/* ---- the end of a delivery --------------------------------------------------------------------
+ */
 
 /* A coroutine that is suspended or died of an error cannot run another delivery. */
 static void discard_coroutine(struct mill_task *task)
@@ -194,7 +200,7 @@ static struct mill_span cut_error(struct mill_span error)
 
 /* The one place where a delivery ends: its outcome goes out, its task waits for the next one. */
 static void finish(struct mill_task *task, enum mill_outcome_kind kind, double delay_secs,
-		   struct mill_span error)
+                   struct mill_span error)
 {
 	struct mill_tasks *tasks = task->tasks;
 	MILL_ASSERT(task->wait.op == NULL);
@@ -207,7 +213,7 @@ static void finish(struct mill_task *task, enum mill_outcome_kind kind, double d
 	if (kind == MILL_OUTCOME_DONE && task->publications.len > 0) {
 		mill_buffer_text(&task->publications, "]");
 		outcome.publications =
-			(struct mill_span){ task->publications.data, task->publications.len };
+		        (struct mill_span){ task->publications.data, task->publications.len };
 	}
 	mill_outcome_write(tasks->options.out, &outcome);
 	mill_buffer_free(&task->publications);
@@ -217,27 +223,48 @@ static void finish(struct mill_task *task, enum mill_outcome_kind kind, double d
 	mill_list_push_front(&tasks->idle, &task->node);
 }
 
+static int l_collect(lua_State *L)
+{
+	lua_gc(L, LUA_GCCOLLECT, 0);
+	return 0;
+}
+
+/*
+ * LuaJIT does not collect when memory runs out, it raises. What the handler held is garbage now,
+ * and unless it goes every later delivery fails too.
+ */
+static void collect_if_exhausted(struct mill_tasks *tasks, bool exhausted)
+{
+	struct mill_err err = MILL_ERR_INIT;
+	if (exhausted && mill_vm_call(tasks->options.vm, l_collect, NULL, &err) != 0)
+		mill_log(MILL_LOG_WARN, "finalizer_failed", MILL_TEXT("error", err.message));
+}
+
 /* What the coroutine's main function returned: nothing, or the error as text. */
 static void finish_returned(struct mill_task *task)
 {
 	struct mill_span error = MILL_SPAN_NONE;
 	if (lua_gettop(task->co) > 0)
 		error.data = lua_tolstring(task->co, 1, &error.len);
+	bool exhausted = error.data != NULL && strcmp(error.data, MEMORY_TEXT) == 0;
 	finish(task, error.data ? MILL_OUTCOME_RAISED : MILL_OUTCOME_DONE, 0, error);
 	lua_settop(task->co, 0);
+	collect_if_exhausted(task->tasks, exhausted);
 }
 
 /* The main function itself failed: no memory, or an error while an error was rendered. */
-static void finish_died(struct mill_task *task)
+static void finish_died(struct mill_task *task, int status)
 {
 	struct mill_span error = MILL_SPAN("the handler raised an error that has no text");
 	if (lua_type(task->co, -1) == LUA_TSTRING)
 		error.data = lua_tolstring(task->co, -1, &error.len);
 	finish(task, MILL_OUTCOME_RAISED, 0, error);
 	discard_coroutine(task);
+	collect_if_exhausted(task->tasks, status == LUA_ERRMEM);
 }
 
-/* ---- on the processor ------------------------------------------------------------------------- */
+/* ---- on the processor -------------------------------------------------------------------------
+ */
 
 /* Hand the processor to the handler, and tell the blame page so. Returns lua_resume's status. */
 static int resume(struct mill_task *task, int arguments)
@@ -265,7 +292,7 @@ static int resume(struct mill_task *task, int arguments)
 	task->wait.reply = MILL_SPAN_NONE;
 	atomic_store_explicit(&page->ticket, 0, memory_order_release);
 	atomic_store_explicit(&page->heap_bytes, mill_vm_heap_bytes(tasks->options.vm),
-			      memory_order_relaxed);
+	                      memory_order_relaxed);
 	return status;
 }
 
@@ -294,7 +321,7 @@ static int end_delivery(struct mill_task *task, const struct ending *ending, str
 	double secs = lua_tonumber(task->co, 3);
 	if (!(secs >= 0 && secs <= DELAY_MAX_SECS))
 		return mill_err_set(err, MILL_ERR_INPUT, "%s: expected seconds from 0 to %.0f",
-				    ending->name, DELAY_MAX_SECS);
+		                    ending->name, DELAY_MAX_SECS);
 	struct mill_span why = ending->why ? MILL_SPAN(ending->why) : MILL_SPAN_NONE;
 	if (lua_type(task->co, 4) == LUA_TSTRING)
 		why.data = lua_tolstring(task->co, 4, &why.len);
@@ -341,7 +368,7 @@ static void run(struct mill_task *task, int arguments)
 		if (status == 0)
 			return finish_returned(task);
 		if (status != LUA_YIELD)
-			return finish_died(task);
+			return finish_died(task, status);
 		if (on_yield(task, &err) == 0)
 			return;
 		lua_settop(task->co, 0);
@@ -358,7 +385,8 @@ static void on_wake(struct mill_wait *wait)
 	run(task, 0);
 }
 
-/* ---- dropped where it stands ------------------------------------------------------------------ */
+/* ---- dropped where it stands ------------------------------------------------------------------
+ */
 
 /* A text and the coroutine that is suspended, for its traceback. */
 struct standing {
@@ -382,7 +410,7 @@ static int l_standing(lua_State *L)
 
 /* `text` and where the handler stands; only `text` when that cannot be said. */
 static struct mill_span with_traceback(struct mill_task *task, struct mill_span text,
-				       struct mill_buffer *shown)
+                                       struct mill_buffer *shown)
 {
 	struct standing standing = { task, text, shown };
 	if (mill_vm_call(task->tasks->options.vm, l_standing, &standing, NULL) != 0)
@@ -394,18 +422,19 @@ static struct mill_span with_traceback(struct mill_task *task, struct mill_span 
 static void finish_stray(struct mill_task *task)
 {
 	struct mill_buffer shown = { 0 };
-	struct mill_span text = MILL_SPAN("coroutine.yield outside of a coroutine of the handler's own");
+	struct mill_span text =
+	        MILL_SPAN("coroutine.yield outside of a coroutine of the handler's own");
 	finish(task, MILL_OUTCOME_RAISED, 0, with_traceback(task, text, &shown));
 	discard_coroutine(task);
 	mill_buffer_free(&shown);
 }
 
 /*
- * End a delivery that waits. The error is raised at its wait so that it can clean up, but what comes
- * of that changes nothing: it may not wait again.
+ * End a delivery that waits. The error is raised at its wait so that it can clean up, but what
+ * comes of that changes nothing: it may not wait again.
  */
 static void drop(struct mill_task *task, enum mill_outcome_kind kind, struct mill_span text,
-		 struct mill_span error)
+                 struct mill_span error)
 {
 	mill_wait_cancel(&task->wait);
 	task->wait.failed = true;
@@ -425,7 +454,7 @@ static void on_limit(uv_timer_t *timer)
 	struct mill_buffer shown = { 0 };
 	char text[80];
 	snprintf(text, sizeof(text), "handler exceeded its time limit of %g s",
-		 task->lane->options.timeout_secs);
+	         task->lane->options.timeout_secs);
 	struct mill_span error = with_traceback(task, MILL_SPAN(text), &shown);
 	drop(task, MILL_OUTCOME_RAISED, MILL_SPAN(text), error);
 	mill_buffer_free(&shown);
@@ -444,17 +473,20 @@ static void start_limit(struct mill_task *task)
 
 void mill_tasks_cancel(struct mill_tasks *tasks, const struct mill_cancel *cancel)
 {
-	mill_list_each (node, &tasks->running) {
+	mill_list_each(node, &tasks->running)
+	{
 		struct mill_task *task = mill_container_of(node, struct mill_task, node);
 		if (task->ticket != cancel->ticket)
 			continue;
-		struct mill_span reason = cancel->reason.data ? cancel->reason : MILL_SPAN("cancelled");
+		struct mill_span reason =
+		        cancel->reason.data ? cancel->reason : MILL_SPAN("cancelled");
 		drop(task, MILL_OUTCOME_DISCARD, reason, reason);
 		return;
 	}
 }
 
-/* ---- the beginning of a delivery -------------------------------------------------------------- */
+/* ---- the beginning of a delivery --------------------------------------------------------------
+ */
 
 static int l_new_coroutine(lua_State *L)
 {
@@ -496,16 +528,20 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 		.attempt = deliver->attempts,
 	};
 	task->published_by.len = 0;
-	mill_buffer_bytes(&task->published_by, deliver->published_by.data, deliver->published_by.len);
+	mill_buffer_bytes(&task->published_by, deliver->published_by.data,
+	                  deliver->published_by.len);
 	task->wait.ticket = deliver->ticket;
-	task->wait.published_by = task->published_by.len > 0 ?
-		(struct mill_span){ task->published_by.data, task->published_by.len } : MILL_SPAN("");
+	task->wait.published_by =
+	        task->published_by.len > 0
+	                ? (struct mill_span){ task->published_by.data, task->published_by.len }
+	                : MILL_SPAN("");
 	mill_list_push(&tasks->running, &task->node);
 
 	struct mill_err err = MILL_ERR_INIT;
 	if (task->co == NULL && mill_vm_call(tasks->options.vm, l_new_coroutine, task, &err) != 0)
 		return finish(task, MILL_OUTCOME_RAISED, 0, MILL_SPAN(err.message));
-	/* Nothing here allocates, so nothing can raise: the rest of the start is Lua's, protected. */
+	/* Nothing here allocates, so nothing can raise: the rest of the start is Lua's, protected.
+	 */
 	lua_rawgeti(task->co, LUA_REGISTRYINDEX, tasks->main_ref);
 	lua_rawgeti(task->co, LUA_REGISTRYINDEX, loaded->lanes_ref);
 	lua_rawgeti(task->co, -1, (int)deliver->lane + 1);
@@ -515,7 +551,8 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 	task->starting = NULL;
 }
 
-/* ---- all tasks -------------------------------------------------------------------------------- */
+/* ---- all tasks --------------------------------------------------------------------------------
+ */
 
 static int l_init(lua_State *L)
 {
@@ -535,7 +572,7 @@ static int l_init(lua_State *L)
 }
 
 int mill_tasks_init(struct mill_tasks *tasks, const struct mill_tasks_options *options,
-		    struct mill_err *err)
+                    struct mill_err *err)
 {
 	*tasks = (struct mill_tasks){
 		.options = *options,
@@ -554,12 +591,14 @@ int mill_tasks_init(struct mill_tasks *tasks, const struct mill_tasks_options *o
 
 void mill_tasks_close(struct mill_tasks *tasks)
 {
-	mill_list_each (node, &tasks->running) {
+	mill_list_each(node, &tasks->running)
+	{
 		struct mill_task *task = mill_container_of(node, struct mill_task, node);
 		mill_wait_cancel(&task->wait);
 	}
 	mill_list_append(&tasks->idle, &tasks->running);
-	mill_list_each (node, &tasks->idle) {
+	mill_list_each(node, &tasks->idle)
+	{
 		struct mill_task *task = mill_container_of(node, struct mill_task, node);
 		mill_wait_close(&task->wait);
 		uv_close((uv_handle_t *)&task->limit, NULL);

@@ -15,7 +15,7 @@
 #define HOST_MODULE "tidemill.host"
 
 #define LOG_TEXT_MAX (16 * 1024) /* bytes of one text in a handler's log line */
-#define LOG_FIELDS_MAX 32	 /* fields that a handler may add to its line */
+#define LOG_FIELDS_MAX 32        /* fields that a handler may add to its line */
 #define SCRATCH_KEEP (1024 * 1024)
 
 /* ---- tidemill.host: what needs no delivery -------------------------------------------------- */
@@ -48,9 +48,9 @@ static struct mill_field log_field(lua_State *L, const char *name, int index)
 }
 
 /*
- * log(level, event, text or nil, name, value, …): one line, about the delivery that runs. `level` is
- * one of mill_log_level; names are checked and values are strings or numbers: lua/tidemill/log.lua
- * sees to that.
+ * log(level, event, text or nil, name, value, …): one line, about the delivery that runs. `level`
+ * is one of mill_log_level; names are checked and values are strings or numbers:
+ * lua/tidemill/log.lua sees to that.
  */
 static int l_log(lua_State *L)
 {
@@ -119,7 +119,8 @@ void mill_vm_push_host(lua_State *L)
 /* The loader of an embedded module; its upvalue is the module's place in the list. */
 static int l_load_embedded(lua_State *L)
 {
-	const struct mill_embedded *file = &mill_embedded_lua[lua_tointeger(L, lua_upvalueindex(1))];
+	const struct mill_embedded *file =
+	        &mill_embedded_lua[lua_tointeger(L, lua_upvalueindex(1))];
 	const char *chunk = lua_pushfstring(L, "=%s", file->name);
 	if (luaL_loadbufferx(L, (const char *)file->data, file->len, chunk, "t") != 0)
 		return lua_error(L);
@@ -203,7 +204,8 @@ int mill_vm_call(struct mill_vm *vm, lua_CFunction function, void *argument, str
 	int failed = lua_cpcall(L, function, argument);
 	if (failed) {
 		bool text = lua_type(L, -1) == LUA_TSTRING;
-		mill_err_set(err, MILL_ERR_CONFIG, "%s", text ? lua_tostring(L, -1) : "no error text");
+		mill_err_set(err, MILL_ERR_CONFIG, "%s",
+		             text ? lua_tostring(L, -1) : "no error text");
 	}
 	lua_settop(L, top);
 	return failed ? -1 : 0;
@@ -211,5 +213,6 @@ int mill_vm_call(struct mill_vm *vm, lua_CFunction function, void *argument, str
 
 uint64_t mill_vm_heap_bytes(const struct mill_vm *vm)
 {
-	return (uint64_t)lua_gc(vm->L, LUA_GCCOUNT, 0) * 1024 + (uint64_t)lua_gc(vm->L, LUA_GCCOUNTB, 0);
+	return (uint64_t)lua_gc(vm->L, LUA_GCCOUNT, 0) * 1024 +
+	       (uint64_t)lua_gc(vm->L, LUA_GCCOUNTB, 0);
 }

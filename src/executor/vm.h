@@ -5,9 +5,9 @@
  * lua-cjson, and `tidemill.host`: the C functions that those modules are built on and that are
  * nobody else's business.
  *
- * Executor process only. Lua is entered through mill_vm_call here, and through lua_resume in task.c:
- * both protected, so that a script's error, or running out of memory, is a value and no end of the
- * process. Knows nothing of deliveries but how the log should name the one that runs.
+ * Executor process only. Lua is entered through mill_vm_call here, and through lua_resume in
+ * task.c: both protected, so that a script's error, or running out of memory, is a value and no end
+ * of the process. Knows nothing of deliveries but how the log should name the one that runs.
  */
 #pragma once
 

@@ -62,7 +62,7 @@ struct mill_pool *mill_pool_start(const struct mill_pool_options *options);
 
 /* Executors that can take deliveries, for walking: NULL ends. */
 struct mill_executor *mill_pool_next(struct mill_pool *pool, struct mill_executor *after);
-size_t mill_pool_ready_count(const struct mill_pool *pool);
+size_t mill_pool_ready_count(struct mill_pool *pool);
 /*
  * The extra executor for messages that run alone: started when `wanted`, ended when not. NULL while
  * there is none that is ready. It is not among those that mill_pool_next walks.
@@ -85,5 +85,5 @@ void mill_pool_kill(struct mill_pool *pool);
 /* No executor process is left. */
 bool mill_pool_is_empty(const struct mill_pool *pool);
 
-/* Close handles and free; only when it is empty. `on_closed` may be NULL. */
+/* Close handles and free; only when it is empty. */
 void mill_pool_close(struct mill_pool *pool, void (*on_closed)(void *context), void *context);

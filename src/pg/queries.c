@@ -99,13 +99,21 @@
 	UNHELD
 
 const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
-	/* Statistics taken while the table was empty would cost a hundredfold: only index plans. */
+	/*
+	 * Index plans only, in index order, by nested loops: statistics taken while the table was
+	 * empty would cost a hundredfold, and a DBA's own switches are not for these statements.
+	 */
 	[MILL_QUERY_PIN] = { "pin",
-		"SELECT set_config('enable_seqscan', 'off', true),"
+		"SELECT set_config('enable_indexscan', 'on', true),"
+		" set_config('enable_nestloop', 'on', true),"
+		" set_config('enable_tidscan', 'on', true),"
+		" set_config('enable_seqscan', 'off', true),"
 		" set_config('enable_bitmapscan', 'off', true),"
 		" set_config('enable_sort', 'off', true),"
+		" set_config('enable_incremental_sort', 'off', true),"
 		" set_config('enable_hashjoin', 'off', true),"
 		" set_config('enable_mergejoin', 'off', true),"
+		" set_config('enable_material', 'off', true),"
 		" set_config('jit', 'off', true),"
 		" set_config('plan_cache_mode', 'force_generic_plan', true)" },
 
@@ -157,19 +165,13 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" WHERE processed_at IS NULL AND status = 'running' AND claimed_by = $1::text"
 		" RETURNING topic" },
 
-	/* $1 ids, $2 their claimed_by. Returns the ids that were still ours. */
+	/* $1 ids, $2 their claimed_by. Returns the ids that were still ours, and not locked. */
 	[MILL_QUERY_SETTLE_DONE] = { "settle_done",
 		"WITH held AS MATERIALIZED ("
 		" SELECT q.ctid AS tid FROM " DONE_PARAMS
 		" JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD " FOR UPDATE OF q SKIP LOCKED)"
 		" UPDATE " TABLE " AS q SET " DONE_SET
 		" FROM held WHERE q.ctid = held.tid RETURNING q.id" },
-
-	/* The same for rows that were locked by somebody: waits for them (see patience). */
-	[MILL_QUERY_SETTLE_DONE_ALONE] = { "settle_done_alone",
-		"UPDATE " TABLE " AS q SET " DONE_SET
-		" FROM " DONE_PARAMS " WHERE q.id = o.id AND " STILL_HELD
-		" RETURNING q.id" },
 
 	[MILL_QUERY_SETTLE_BACK] = { "settle_back",
 		"WITH held AS MATERIALIZED ("
@@ -178,24 +180,29 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" UPDATE " TABLE " AS q SET " BACK_SET
 		" FROM held AS o WHERE q.ctid = o.tid RETURNING q.id" },
 
-	[MILL_QUERY_SETTLE_BACK_ALONE] = { "settle_back_alone",
-		"UPDATE " TABLE " AS q SET " BACK_SET
-		" FROM " BACK_PARAMS " WHERE q.id = o.id AND " STILL_HELD
-		" RETURNING q.id" },
-
 	/*
 	 * $1 id, $2 its claimed_by, $3 what its handler published. The publications are written
 	 * only where the message was still ours.
 	 */
 	[MILL_QUERY_SETTLE_PUBLISHING] = { "settle_publishing",
-		"WITH held AS ("
-		" UPDATE " TABLE " AS q SET " DONE_SET
+		"WITH held AS MATERIALIZED ("
+		" SELECT q.ctid AS tid FROM " TABLE " AS q"
 		" WHERE q.id = $1::uuid AND q.status = 'running' AND q.claimed_by = $2::text"
-		" RETURNING q.id)"
-		" SELECT held.id, count(p.topic) FROM held"
-		" CROSS JOIN LATERAL {schema}.publish_many($3::text::jsonb) AS p GROUP BY held.id" },
+		" FOR UPDATE SKIP LOCKED),"
+		" settled AS ("
+		" UPDATE " TABLE " AS q SET " DONE_SET
+		" FROM held WHERE q.ctid = held.tid RETURNING q.id)"
+		" SELECT settled.id, count(p.topic) FROM settled"
+		" CROSS JOIN LATERAL {schema}.publish_many($3::text::jsonb) AS p GROUP BY settled.id" },
 
-	/* For statements that may wait for a stranger's lock, on a connection that may wait. */
+	/*
+	 * $1 ids, $2 their claimed_by, none of which could be written: those that are ours all the
+	 * same. Somebody has them locked.
+	 */
+	[MILL_QUERY_STILL_HELD] = { "still_held",
+		"SELECT q.id FROM " DONE_PARAMS " JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD },
+
+	/* Before what may wait for a stranger's transaction, on a connection that may wait. */
 	[MILL_QUERY_PATIENCE] = { "patience",
 		"SELECT set_config('lock_timeout', '5s', true)" },
 

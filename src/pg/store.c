@@ -19,7 +19,8 @@ struct mill_store {
 static const uint64_t uses[] = {
 	[MILL_USE_WORK] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_CLAIM) | BIT(MILL_QUERY_DUE) |
 	                  BIT(MILL_QUERY_UNDO_CLAIM) | BIT(MILL_QUERY_SETTLE_DONE) |
-	                  BIT(MILL_QUERY_SETTLE_BACK) | BIT(MILL_QUERY_NOTIFY),
+	                  BIT(MILL_QUERY_SETTLE_BACK) | BIT(MILL_QUERY_STILL_HELD) |
+	                  BIT(MILL_QUERY_NOTIFY),
 	[MILL_USE_LEASE] =
 	        BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_REGISTER_LANES) | BIT(MILL_QUERY_READ_LANES) |
 	        BIT(MILL_QUERY_REGISTER_WORKER) | BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) |
@@ -27,9 +28,8 @@ static const uint64_t uses[] = {
 	        BIT(MILL_QUERY_RECLAIM_UNKNOWN) | BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_PRUNE) |
 	        BIT(MILL_QUERY_PRUNE_DISCARDED) | BIT(MILL_QUERY_REMOVE_LANES) |
 	        BIT(MILL_QUERY_ADOPT) | BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_NOTIFY_CONTROL),
-	[MILL_USE_PUBLISH] = BIT(MILL_QUERY_PATIENCE) | BIT(MILL_QUERY_SETTLE_DONE_ALONE) |
-	                     BIT(MILL_QUERY_SETTLE_BACK_ALONE) | BIT(MILL_QUERY_SETTLE_PUBLISHING) |
-	                     BIT(MILL_QUERY_NOTIFY) | BIT(MILL_QUERY_PUBLISH),
+	[MILL_USE_PUBLISH] = BIT(MILL_QUERY_PATIENCE) | BIT(MILL_QUERY_SETTLE_PUBLISHING) |
+	                     BIT(MILL_QUERY_PUBLISH),
 	[MILL_USE_LISTEN] = 0,
 };
 
@@ -298,35 +298,33 @@ static bool topic_params(struct mill_params *p, struct mill_delivery *const *del
 	return any;
 }
 
-static void settle(struct mill_store *store, struct mill_link *link, bool alone,
-                   struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
-                   void *context)
+void mill_store_settle(struct mill_store *store, struct mill_link *work,
+                       struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                       void *context)
 {
-	static const enum mill_query queries[2][2] = {
-		{ MILL_QUERY_SETTLE_BACK, MILL_QUERY_SETTLE_BACK_ALONE },
-		{ MILL_QUERY_SETTLE_DONE, MILL_QUERY_SETTLE_DONE_ALONE },
-	};
 	bool is_done = deliveries[0]->settlement == MILL_SETTLE_DONE;
 	struct mill_params *p = params(store);
 	held_params(store, p, deliveries, count);
 	if (!is_done)
 		back_params(p, deliveries, count);
-	mill_link_begin(link);
-	mill_link_add(link, alone ? MILL_QUERY_PATIENCE : MILL_QUERY_PIN, NULL);
-	mill_link_add(link, queries[is_done][alone], p);
+	mill_link_begin(work);
+	mill_link_add(work, MILL_QUERY_PIN, NULL);
+	mill_link_add(work, is_done ? MILL_QUERY_SETTLE_DONE : MILL_QUERY_SETTLE_BACK, p);
 	if (!is_done) {
 		p = params(store);
 		if (topic_params(p, deliveries, count))
-			mill_link_add(link, MILL_QUERY_NOTIFY, p);
+			mill_link_add(work, MILL_QUERY_NOTIFY, p);
 	}
-	mill_link_end(link, done, context);
+	mill_link_end(work, done, context);
 }
 
-void mill_store_settle(struct mill_store *store, struct mill_link *work,
-                       struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
-                       void *context)
+void mill_store_ask_held(struct mill_store *store, struct mill_link *work,
+                         struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                         void *context)
 {
-	settle(store, work, false, deliveries, count, done, context);
+	struct mill_params *p = params(store);
+	held_params(store, p, deliveries, count);
+	send_pinned(work, MILL_QUERY_STILL_HELD, p, done, context);
 }
 
 size_t mill_store_settled_count(const struct mill_results *results)
@@ -339,13 +337,10 @@ void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t
 	copy_id(mill_results_at(results, 1), (int)i, 0, id);
 }
 
-void mill_store_settle_alone(struct mill_store *store, struct mill_link *publish,
-                             struct mill_delivery *delivery, mill_link_done done, void *context)
+void mill_store_settle_publishing(struct mill_store *store, struct mill_link *publish,
+                                  const struct mill_delivery *delivery, mill_link_done done,
+                                  void *context)
 {
-	if (delivery->publications == NULL) {
-		settle(store, publish, true, &delivery, 1, done, context);
-		return;
-	}
 	char text[200];
 	struct mill_params *p = params(store);
 	mill_params_uuid(p, delivery->id);

@@ -82,19 +82,22 @@ size_t mill_store_undone_count(const struct mill_results *results);
 
 /*
  * Write the outcomes of `count` deliveries, sorted by id, all of one kind: done without
- * publications, or not done. On the work link. The rows returned are those that were still ours and
- * not locked.
+ * publications, or not done. The rows returned are those that were still ours and not locked.
  */
 void mill_store_settle(struct mill_store *store, struct mill_link *work,
                        struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
                        void *context);
 /*
- * Write one outcome, with the delivery's publications if it has any in one transaction. On the
- * publish link: it waits some seconds for a row that somebody has locked. No row returned: the
- * message is no longer ours.
+ * Write that one delivery is done together with what it published. On the publish link: it waits
+ * some seconds for a dedupe key that somebody else is publishing.
  */
-void mill_store_settle_alone(struct mill_store *store, struct mill_link *publish,
-                             struct mill_delivery *delivery, mill_link_done done, void *context);
+void mill_store_settle_publishing(struct mill_store *store, struct mill_link *publish,
+                                  const struct mill_delivery *delivery, mill_link_done done,
+                                  void *context);
+/* Of deliveries that could not be written, the rows returned are those that are still ours. */
+void mill_store_ask_held(struct mill_store *store, struct mill_link *work,
+                         struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
+                         void *context);
 size_t mill_store_settled_count(const struct mill_results *results);
 void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t id[16]);
 

@@ -1,6 +1,6 @@
 /*
- * Which libpq the program runs with. Apart from connections, since `tidemill version` opens none for
- * it. Knows nothing else. Runtime process.
+ * Which libpq the program runs with. Apart from connections, since `tidemill version` opens none
+ * for it. Knows nothing else. Runtime process.
  */
 #pragma once
 
