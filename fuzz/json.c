@@ -1,7 +1,7 @@
 /*
- * libFuzzer target: any bytes are decoded, or refused with a message; what was decoded can be encoded
- * (but for NUL bytes), and decoded and encoded again it has the same length: the order of an object's
- * keys may change, nothing else.
+ * libFuzzer target: any bytes are decoded, or refused with a message; what was decoded can be
+ * encoded (but for NUL bytes), and decoded and encoded again it has the same length: the order of
+ * an object's keys may change, nothing else.
  *
  * clang -fsanitize=fuzzer,address,undefined, with src/executor/json*.c and src/core/.
  */

@@ -60,7 +60,7 @@ export const cases = [
   drain(gw, 'fast', 100000, fast, 4),
   drain(tm, 'default', 100000, defaults),
   drain(gw, 'default', 10000, defaults),
-  drain(pb, 'default', scale > 1 ? 3 * scale : 10, defaults),
+  drain(pb, 'default', 10, defaults),
 
   // From the publisher's answer to the handler's start, in an idle worker.
   latency(tm, 'fast', fast),

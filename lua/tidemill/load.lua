@@ -413,11 +413,11 @@ local function run(self)
   end
 end
 
-local M = {}
+local loader = {}
 
 -- Loads the config at `path`, as the user named it. Returns a table topic → subscriber → lane, or nil
 -- and the list of problems.
-function M.run(api, path, with_handlers, generation)
+function loader.run(api, path, with_handlers, generation)
   local self = setmetatable({
     api = api,
     path = path,
@@ -437,4 +437,4 @@ function M.run(api, path, with_handlers, generation)
   return self.lanes
 end
 
-return M
+return loader

@@ -13,6 +13,7 @@
 #include "app/runtime.h"
 
 #include "app/load.h"
+#include "core/killpoint.h"
 #include "core/log.h"
 #include "flow/claim.h"
 #include "flow/dispatch.h"
@@ -445,6 +446,14 @@ static void on_left(void *context)
 	begin_closing(context);
 }
 
+static void check_idle(struct mill_runtime *runtime)
+{
+	if (runtime->options.until_idle && runtime->phase == RUNNING && runtime->was_ready &&
+	    mill_dispatch_held(runtime->dispatch) == 0 && mill_settle_held(runtime->settle) == 0 &&
+	    mill_claim_is_idle(runtime->claim))
+		mill_runtime_stop(runtime);
+}
+
 static void check_drained(struct mill_runtime *runtime)
 {
 	if (runtime->phase != DRAINING)
@@ -454,6 +463,7 @@ static void check_drained(struct mill_runtime *runtime)
 	if (!mill_pool_is_empty(runtime->pool) || mill_dispatch_held(runtime->dispatch) > 0 ||
 	    claimed || mill_settle_held(runtime->settle) > 0)
 		return;
+	MILL_KILL_POINT("leaving");
 	runtime->phase = LEAVING;
 	if (runtime->lease != NULL) {
 		runtime->killing =
@@ -537,6 +547,7 @@ static void on_turn(uv_prepare_t *prepare)
 {
 	struct mill_runtime *runtime = mill_container_of(prepare, struct mill_runtime, turn);
 	check_rebirth(runtime);
+	check_idle(runtime);
 	check_drained(runtime);
 	mill_settle_turn(runtime->settle);
 	mill_relay_turn(runtime->relay);
@@ -544,6 +555,8 @@ static void on_turn(uv_prepare_t *prepare)
 		mill_claim_turn(runtime->claim);
 	mill_dispatch_send(runtime->dispatch, runtime->pool);
 	mill_pool_flush(runtime->pool);
+	if (mill_dispatch_held(runtime->dispatch) > 0)
+		MILL_KILL_POINT("deliveries_sent");
 	for (size_t i = 0; i < LINKS; i++)
 		if (runtime->links[i] != NULL)
 			mill_link_flush(runtime->links[i]);

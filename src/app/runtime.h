@@ -17,6 +17,7 @@ struct mill_runtime_options {
 	uv_loop_t *loop;
 	const char *config_path; /* of config.lua, for the executors */
 	const char *database;    /* overrides the manifest's; NULL: as the manifest says */
+	bool until_idle;         /* stop by itself when nothing is claimable any more */
 	const char *only; /* "TOPIC" or "TOPIC/SUBSCRIBER": claim for these lanes alone; or NULL */
 	const struct mill_manifest *manifest; /* as loaded from config_path; copied */
 

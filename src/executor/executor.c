@@ -38,8 +38,7 @@ struct executor {
 	uint64_t out_since_ns; /* about when `out` got its first byte; 0: it is empty */
 };
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ------------------------------------------------------------------------------ */
 
 static void stop(struct executor *executor, int exit_code)
 {
@@ -56,8 +55,7 @@ static void fail(struct executor *executor, const struct mill_err *err)
 	stop(executor, 1);
 }
 
-/* ---- frames out -------------------------------------------------------------------------------
- */
+/* ---- frames out --------------------------------------------------------------------------- */
 
 static void release_if_large(struct mill_buffer *buffer)
 {
@@ -100,15 +98,18 @@ static void flush(struct executor *executor)
 		stop(executor, 0);
 }
 
-/* A handler gets the processor: what was finished before is not held up by it for long. */
-static void on_before_run(void *context, uint64_t now_ns)
+/*
+ * A handler gets the processor: what was finished before is not held up by it for long, and would
+ * be lost with the process if it ended it.
+ */
+static void on_before_run(void *context, uint64_t now_ns, bool quick)
 {
 	struct executor *executor = context;
 	if (executor->out.len == 0)
 		return;
 	if (executor->out_since_ns == 0)
 		executor->out_since_ns = now_ns;
-	else if (now_ns - executor->out_since_ns > OUTCOME_HOLD_NS)
+	if (!quick || now_ns - executor->out_since_ns > OUTCOME_HOLD_NS)
 		flush(executor);
 }
 
@@ -126,8 +127,7 @@ static void on_turn(uv_prepare_t *turn)
 		stop(executor, 0);
 }
 
-/* ---- frames in --------------------------------------------------------------------------------
- */
+/* ---- frames in ---------------------------------------------------------------------------- */
 
 static int on_load(struct executor *executor, struct mill_frame *frame, struct mill_err *err)
 {
@@ -244,8 +244,7 @@ static void on_read(uv_stream_t *stream, ssize_t len, const uv_buf_t *buffer)
 		handle_frames(executor);
 }
 
-/* ---- the process ------------------------------------------------------------------------------
- */
+/* ---- the process -------------------------------------------------------------------------- */
 
 static void on_ignored(int signal_number)
 {

@@ -20,7 +20,7 @@ struct reader {
 	struct mill_err *err;
 	const char *start, *at, *end;
 	int depth;
-	int array_slot;   /* stack index of the array metatable, nil before the first array */
+	int array_slot;   /* stack index of the array metatable; negated until an array needs it */
 	int scratch_slot; /* stack index of what holds `scratch` when it is not `small` */
 	char *scratch;    /* where strings with escapes are put together */
 	size_t scratch_size;
@@ -29,8 +29,7 @@ struct reader {
 
 static int read_value(struct reader *reader);
 
-/* ---- what can be wrong ------------------------------------------------------------------------
- */
+/* ---- what can be wrong ----------------------------------------------------------------- */
 
 static int fail_at(struct reader *reader, const char *at, const char *why)
 {
@@ -66,8 +65,7 @@ static inline char next_token(struct reader *reader)
 	return reader->at < reader->end ? *reader->at : '\0';
 }
 
-/* ---- strings ----------------------------------------------------------------------------------
- */
+/* ---- strings --------------------------------------------------------------------------- */
 
 /* Four hexadecimal digits at `at`, or −1. */
 static int read_hex(const char *at, const char *end)
@@ -227,8 +225,7 @@ static int read_string(struct reader *reader)
 	return 0;
 }
 
-/* ---- numbers and words ------------------------------------------------------------------------
- */
+/* ---- numbers and words ----------------------------------------------------------------- */
 
 static int read_number(struct reader *reader)
 {
@@ -255,8 +252,7 @@ static bool take_word(struct reader *reader, const char *word, size_t len)
 	return true;
 }
 
-/* ---- arrays and objects -----------------------------------------------------------------------
- */
+/* ---- arrays and objects ---------------------------------------------------------------- */
 
 /* Reserves stack for one more table, and the slot where it will stand. Returns the slot, 0 if none.
  */
@@ -395,8 +391,7 @@ static int read_object(struct reader *reader)
 	return 0;
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------- */
 
 /* Pushes the next value; there are slots for it. Recursion is bounded by enter. */
 static int read_value(struct reader *reader)

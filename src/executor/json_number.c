@@ -22,8 +22,7 @@ static bool is_digit(char c)
 	return c >= '0' && c <= '9';
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------- */
 
 size_t mill_number_scan(const char *text, size_t len, struct mill_number *number, size_t *bad_at)
 {
@@ -140,8 +139,7 @@ static double read_double(const char *digits, size_t count, int64_t exponent)
 	return strtod_l(text, NULL, c_locale);
 }
 
-/* ---- the shortest digits ----------------------------------------------------------------------
- */
+/* ---- the shortest digits --------------------------------------------------------------- */
 
 struct digits {
 	char text[DOUBLE_DIGITS + 1];
@@ -177,6 +175,7 @@ static bool reads_back(const struct digits *digits, double value)
  * q is off, and half the gap between `value` and its neighbours, are compared times 10^places ×
  * 2^shift. False outside of that range.
  */
+#ifdef __SIZEOF_INT128__
 static bool find_shortest_whole(double value, struct digits *digits)
 {
 	typedef unsigned __int128 wide;
@@ -225,6 +224,14 @@ static bool find_shortest_whole(double value, struct digits *digits)
 	}
 	return false;
 }
+#else
+static bool find_shortest_whole(double value, struct digits *digits)
+{
+	(void)value;
+	(void)digits;
+	return false;
+}
+#endif
 
 /*
  * The fewest digits that read back as `value` > 0. A normal double keeps any 15 digits, so that
@@ -252,8 +259,7 @@ static void find_shortest(double value, struct digits *digits)
 	round_to(value, DOUBLE_DIGITS, digits);
 }
 
-/* ---- doubles that keep the value --------------------------------------------------------------
- */
+/* ---- doubles that keep the value ------------------------------------------------------- */
 
 double mill_number_nearest(const struct mill_number *number)
 {
@@ -393,8 +399,7 @@ int mill_number_compare(const struct mill_number *a, const struct mill_number *b
 	return left * magnitude;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------- */
 
 size_t mill_number_write_digits(uint64_t value, char *text)
 {

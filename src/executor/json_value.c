@@ -7,8 +7,7 @@
 
 #define TYPE_CDATA 10 /* LuaJIT's type of FFI values, which lua.h does not name */
 
-/* ---- null -------------------------------------------------------------------------------------
- */
+/* ---- null ------------------------------------------------------------------------------ */
 
 void mill_json_push_null(lua_State *L)
 {
@@ -47,8 +46,7 @@ static void open_null(lua_State *L)
 	lua_pop(L, 1);
 }
 
-/* ---- arrays -----------------------------------------------------------------------------------
- */
+/* ---- arrays ---------------------------------------------------------------------------- */
 
 void mill_json_mark_array(lua_State *L, int index)
 {
@@ -58,8 +56,7 @@ void mill_json_mark_array(lua_State *L, int index)
 	lua_pop(L, 1);
 }
 
-/* ---- decimals ---------------------------------------------------------------------------------
- */
+/* ---- decimals -------------------------------------------------------------------------- */
 
 struct decimal {
 	size_t len;
@@ -221,8 +218,7 @@ int mill_json_push_number(lua_State *L, const char *text, size_t len, struct mil
 	return 0;
 }
 
-/* ---- 64-bit integers of the FFI ---------------------------------------------------------------
- */
+/* ---- 64-bit integers of the FFI -------------------------------------------------------- */
 
 #define KEPT_ISTYPE "tidemill.ffi.istype"
 #define KEPT_SIGNED "tidemill.ffi.int64"

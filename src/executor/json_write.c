@@ -27,8 +27,7 @@ struct writer {
 
 static int write_value(struct writer *writer, const struct step *step, int depth);
 
-/* ---- what can be wrong ------------------------------------------------------------------------
- */
+/* ---- what can be wrong ----------------------------------------------------------------- */
 
 #define SHOWN_STEPS 12 /* of a long path, so many at its start */
 #define SHOWN_KEY 40
@@ -111,8 +110,7 @@ static int fail_type(struct writer *writer, const struct step *step, const char 
 	return fail(writer, step, why);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------
- */
+/* ---- bytes ----------------------------------------------------------------------------- */
 
 static inline void ensure(struct mill_buffer *out, size_t len)
 {
@@ -133,8 +131,7 @@ static inline void put_bytes(struct mill_buffer *out, const char *bytes, size_t 
 	out->len += len;
 }
 
-/* ---- strings ----------------------------------------------------------------------------------
- */
+/* ---- strings --------------------------------------------------------------------------- */
 
 static void put_escape(struct mill_buffer *out, unsigned char c)
 {
@@ -202,8 +199,7 @@ static int write_key(struct writer *writer, const struct step *step)
 	return fail(writer, step, why);
 }
 
-/* ---- numbers and what stands for them ---------------------------------------------------------
- */
+/* ---- numbers and what stands for them -------------------------------------------------- */
 
 static int write_number(struct writer *writer, const struct step *step)
 {
@@ -241,8 +237,7 @@ static int write_cdata(struct writer *writer, const struct step *step)
 	return 0;
 }
 
-/* ---- tables -----------------------------------------------------------------------------------
- */
+/* ---- tables ---------------------------------------------------------------------------- */
 
 static bool is_marked(struct writer *writer, int table)
 {
@@ -409,8 +404,7 @@ static int write_table(struct writer *writer, const struct step *step, int depth
 	return write_object(writer, table, step, depth);
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------- */
 
 /* Writes the value at the top of the stack, which stays there; after an error more may lie above.
  */

@@ -21,7 +21,7 @@ static void finish(struct mill_wait *wait, bool failed, struct mill_span reply)
 	wait->ops->wake(wait);
 }
 
-/* ---- sleep(secs) --------------------------------------------------------------------------- */
+/* ---- sleep(secs) -------------------------------------------------------------------------- */
 
 static void on_slept(uv_timer_t *timer)
 {
@@ -52,7 +52,7 @@ static int sleep_result(struct mill_wait *wait, lua_State *L)
 	return 1;
 }
 
-/* ---- publish(json) → table ----------------------------------------------------------------- */
+/* ---- publish(json) → table ---------------------------------------------------------------- */
 
 static int publish_start(struct mill_wait *wait, lua_State *co, int first, struct mill_err *err)
 {
@@ -101,7 +101,7 @@ void mill_ops_reply(struct mill_ops *ops, const struct mill_reply *reply)
 	finish(wait, !reply->ok, reply->body);
 }
 
-/* ---- the table ----------------------------------------------------------------------------- */
+/* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct mill_op ops_table[] = {
 	{ "sleep", sleep_start, sleep_cancel, sleep_result },
@@ -116,7 +116,7 @@ const struct mill_op *mill_op_find(const char *name)
 	return NULL;
 }
 
-/* ---- waits --------------------------------------------------------------------------------- */
+/* ---- waits -------------------------------------------------------------------------------- */
 
 void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *out,
                    void (*wake)(struct mill_wait *wait))

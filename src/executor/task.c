@@ -1,185 +1,20 @@
 /* One coroutine, one delivery: see task.h. */
-#include "executor/task.h"
+#include "executor/task_state.h"
 
 #include <lauxlib.h>
-#include <math.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/policy.h"
 #include "core/uuid.h"
-#include "executor/json.h"
 
-#define ERROR_TEXT_MAX (16 * 1024) /* bytes of an outcome's error; the ledger keeps fewer */
-#define PUBLICATIONS_MAX (64 * 1024 * 1024) /* bytes of all that one delivery publishes when done  \
-	                                     */
-#define MEMORY_TEXT "not enough memory"     /* LuaJIT's own words */
+#define ERROR_TEXT_MAX (16 * 1024)      /* bytes of an outcome's error; the ledger keeps fewer */
+#define MEMORY_TEXT "not enough memory" /* LuaJIT's own words */
+#define QUICK_NS 1000000                /* a handler that holds the processor for less is quick */
 #define DELAY_MAX_SECS (366.0 * 86400)
 
-struct mill_task {
-	struct mill_link_node node; /* on tasks->running or tasks->idle */
-	struct mill_tasks *tasks;
-	lua_State *co; /* NULL: the last one cannot be used again */
-	int co_ref;
-	uv_timer_t limit; /* runs from the first wait to the end */
-	struct mill_wait wait;
-
-	/* The delivery. */
-	uint64_t ticket;
-	const struct mill_manifest_lane *lane;
-	const struct mill_deliver *starting; /* until the coroutine has taken it */
-	uint64_t deadline_ns;
-	char message_id[37];
-	struct mill_vm_speaker speaker;
-	struct mill_buffer published_by;
-	struct mill_buffer publications; /* `[item,item` */
-};
-
-/* ---- texts of a delivery ----------------------------------------------------------------------
- */
-
-/* `2026-01-31T23:59:59.123456Z` into `text`. */
-static void write_created_at(struct mill_tasks *tasks, int64_t created_at, char *text, size_t size)
-{
-	int64_t second = created_at / 1000000, rest = created_at % 1000000;
-	if (rest < 0) {
-		second -= 1;
-		rest += 1000000;
-	}
-	if (tasks->second_text[0] == '\0' || tasks->second != second) {
-		time_t at = (time_t)second;
-		struct tm utc;
-		if (gmtime_r(&at, &utc) == NULL ||
-		    strftime(tasks->second_text, sizeof(tasks->second_text), "%Y-%m-%dT%H:%M:%S",
-		             &utc) == 0)
-			snprintf(tasks->second_text, sizeof(tasks->second_text),
-			         "9999-12-31T23:59:59");
-		tasks->second = second;
-	}
-	snprintf(text, size, "%s.%06dZ", tasks->second_text, (int)rest);
-}
-
-static double wall_clock_secs(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-/* ---- tidemill.host: what the modules ask about the delivery that runs -------------------------
- */
-
-static struct mill_tasks *tasks_of(lua_State *L)
-{
-	return lua_touserdata(L, lua_upvalueindex(1));
-}
-
-static struct mill_task *current_of(lua_State *L)
-{
-	struct mill_task *task = tasks_of(L)->current;
-	if (task == NULL)
-		luaL_error(L, "no handler runs");
-	return task;
-}
-
-/* running() → whether a handler runs */
-static int l_running(lua_State *L)
-{
-	lua_pushboolean(L, tasks_of(L)->current != NULL);
-	return 1;
-}
-
-/* owns(message_id) → whether that message is the one that runs */
-static int l_owns(lua_State *L)
-{
-	const struct mill_task *task = tasks_of(L)->current;
-	const char *message_id = lua_tostring(L, 1);
-	lua_pushboolean(L, task && message_id && strcmp(task->message_id, message_id) == 0);
-	return 1;
-}
-
-static void push_span(lua_State *L, struct mill_span span)
-{
-	lua_pushlstring(L, span.data ? span.data : "", span.len);
-}
-
-static void push_json(lua_State *L, struct mill_span text, const char *what)
-{
-	struct mill_err err = MILL_ERR_INIT;
-	if (mill_json_decode(L, text.data, text.len, &err) != 0)
-		luaL_error(L, "the %s cannot be read: %s", what, err.message);
-}
-
-/*
- * take() → message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw,
- * payload, headers: the delivery that starts. The frame it came in is gone after the first wait.
- */
-static int l_take(lua_State *L)
-{
-	struct mill_task *task = current_of(L);
-	const struct mill_deliver *deliver = task->starting;
-	if (deliver == NULL)
-		return luaL_error(L, "no delivery starts");
-	task->starting = NULL;
-	char created_at[64];
-	write_created_at(task->tasks, deliver->created_at, created_at, sizeof(created_at));
-	luaL_checkstack(L, 10, "a delivery");
-	lua_pushlstring(L, task->message_id, sizeof(task->message_id) - 1);
-	lua_pushnumber(L, deliver->attempts);
-	lua_pushnumber(L, deliver->max_attempts);
-	lua_pushinteger(L, deliver->priority);
-	lua_pushstring(L, created_at);
-	push_span(L, deliver->published_by);
-	lua_pushnumber(L, wall_clock_secs() + task->lane->options.timeout_secs);
-	push_span(L, deliver->payload);
-	push_json(L, deliver->payload, "payload");
-	if (deliver->headers.data != NULL)
-		push_json(L, deliver->headers, "headers");
-	else
-		lua_pushnil(L);
-	return 10;
-}
-
-/* outcome() → the result of the wait that has just ended, or nil and why it failed */
-static int l_outcome(lua_State *L)
-{
-	struct mill_wait *wait = &current_of(L)->wait;
-	if (wait->failed) {
-		lua_pushnil(L);
-		push_span(L, wait->reply);
-		return 2;
-	}
-	if (wait->ended == NULL)
-		return luaL_error(L, "nothing was waited for");
-	return wait->ended->result(wait, L);
-}
-
-/* gather(json): publish it together with this message's `done`. Returns nothing, or what is wrong
- */
-static int l_gather(lua_State *L)
-{
-	struct mill_buffer *gathered = &current_of(L)->publications;
-	size_t len;
-	const char *json = luaL_checklstring(L, 1, &len);
-	if (gathered->len + len > PUBLICATIONS_MAX) {
-		lua_pushfstring(L, "one delivery cannot publish more than %d bytes",
-		                PUBLICATIONS_MAX);
-		return 1;
-	}
-	mill_buffer_text(gathered, gathered->len == 0 ? "[" : ",");
-	mill_buffer_bytes(gathered, json, len);
-	return 0;
-}
-
-static const luaL_Reg host_functions[] = {
-	{ "running", l_running }, { "owns", l_owns },     { "take", l_take },
-	{ "outcome", l_outcome }, { "gather", l_gather }, { NULL, NULL },
-};
-
-/* ---- the end of a delivery --------------------------------------------------------------------
- */
+/* ---- the end of a delivery ---------------------------------------------------------------- */
 
 /* A coroutine that is suspended or died of an error cannot run another delivery. */
 static void discard_coroutine(struct mill_task *task)
@@ -263,8 +98,7 @@ static void finish_died(struct mill_task *task, int status)
 	collect_if_exhausted(task->tasks, status == LUA_ERRMEM);
 }
 
-/* ---- on the processor -------------------------------------------------------------------------
- */
+/* ---- on the processor --------------------------------------------------------------------- */
 
 /* Hand the processor to the handler, and tell the blame page so. Returns lua_resume's status. */
 static int resume(struct mill_task *task, int arguments)
@@ -273,7 +107,8 @@ static int resume(struct mill_task *task, int arguments)
 	struct mill_page *page = tasks->options.page;
 	MILL_ASSERT(tasks->current == NULL);
 	uint64_t now = mill_clock_ns();
-	tasks->options.before_run(tasks->options.context, now);
+	bool *quick = &tasks->quick[task->lane - tasks->options.loaded->manifest.lanes];
+	tasks->options.before_run(tasks->options.context, now, *quick);
 	if (task->deadline_ns == 0)
 		task->deadline_ns = now + (uint64_t)(task->lane->options.timeout_secs * 1e9);
 	atomic_store_explicit(&page->since_ns, now, memory_order_relaxed);
@@ -284,6 +119,7 @@ static int resume(struct mill_task *task, int arguments)
 
 	int status = lua_resume(task->co, arguments);
 
+	*quick = mill_clock_ns() - now < QUICK_NS;
 	tasks->options.vm->speaker = NULL;
 	tasks->current = NULL;
 	/* What they point to is valid for this one run. */
@@ -385,8 +221,7 @@ static void on_wake(struct mill_wait *wait)
 	run(task, 0);
 }
 
-/* ---- dropped where it stands ------------------------------------------------------------------
- */
+/* ---- dropped where it stands -------------------------------------------------------------- */
 
 /* A text and the coroutine that is suspended, for its traceback. */
 struct standing {
@@ -400,7 +235,7 @@ static int l_standing(lua_State *L)
 	const struct standing *standing = lua_touserdata(L, 1);
 	lua_rawgeti(L, LUA_REGISTRYINDEX, standing->task->tasks->waiting_ref);
 	lua_rawgeti(L, LUA_REGISTRYINDEX, standing->task->co_ref);
-	push_span(L, standing->text);
+	lua_pushlstring(L, standing->text.data, standing->text.len);
 	lua_call(L, 2, 1);
 	size_t len;
 	const char *shown = luaL_checklstring(L, -1, &len);
@@ -485,8 +320,7 @@ void mill_tasks_cancel(struct mill_tasks *tasks, const struct mill_cancel *cance
 	}
 }
 
-/* ---- the beginning of a delivery --------------------------------------------------------------
- */
+/* ---- the beginning of a delivery ---------------------------------------------------------- */
 
 static int l_new_coroutine(lua_State *L)
 {
@@ -517,6 +351,8 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 {
 	const struct mill_loaded *loaded = tasks->options.loaded;
 	MILL_ASSERT(loaded->handlers && deliver->lane < loaded->manifest.lane_count);
+	if (tasks->quick == NULL)
+		tasks->quick = mill_calloc(loaded->manifest.lane_count, sizeof(tasks->quick[0]));
 	struct mill_task *task = take_idle(tasks);
 	task->ticket = deliver->ticket;
 	task->lane = &loaded->manifest.lanes[deliver->lane];
@@ -551,15 +387,13 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 	task->starting = NULL;
 }
 
-/* ---- all tasks --------------------------------------------------------------------------------
- */
+/* ---- all tasks ---------------------------------------------------------------------------- */
 
 static int l_init(lua_State *L)
 {
 	struct mill_tasks *tasks = lua_touserdata(L, 1);
 	mill_vm_push_host(L);
-	lua_pushlightuserdata(L, tasks);
-	luaL_setfuncs(L, host_functions, 1);
+	mill_task_open_host(L, tasks);
 	tasks->wait = lua_newuserdata(L, 1);
 	lua_pushvalue(L, -1);
 	tasks->wait_ref = luaL_ref(L, LUA_REGISTRYINDEX);
@@ -619,4 +453,5 @@ void mill_tasks_fini(struct mill_tasks *tasks)
 	luaL_unref(L, LUA_REGISTRYINDEX, tasks->waiting_ref);
 	luaL_unref(L, LUA_REGISTRYINDEX, tasks->wait_ref);
 	mill_ops_fini(&tasks->ops);
+	free(tasks->quick);
 }

@@ -26,8 +26,11 @@ struct mill_tasks_options {
 	const struct mill_loaded *loaded; /* filled before the first delivery */
 	struct mill_page *page;
 	struct mill_buffer *out; /* for OUTCOME and REQUEST frames */
-	/* Called before a handler gets the processor, which it may hold for long. */
-	void (*before_run)(void *context, uint64_t now_ns);
+	/*
+	 * Called before a handler gets the processor. `quick`: the last time one of its lane had
+	 * it, it gave it back soon; otherwise it may hold it for long.
+	 */
+	void (*before_run)(void *context, uint64_t now_ns, bool quick);
 	void *context;
 };
 
@@ -44,6 +47,7 @@ struct mill_tasks {
 	int waiting_ref; /* lua/tidemill/render.lua: a text with the traceback of a coroutine */
 	int wait_ref;    /* the private value that await yields first */
 	const void *wait;
+	bool *quick; /* of each lane, see before_run */
 	/* The last created_at as text, since those of a batch are often of one second. */
 	int64_t second;
 	char second_text[32];

@@ -18,7 +18,7 @@
 #define LOG_FIELDS_MAX 32        /* fields that a handler may add to its line */
 #define SCRATCH_KEEP (1024 * 1024)
 
-/* ---- tidemill.host: what needs no delivery -------------------------------------------------- */
+/* ---- tidemill.host: what needs no delivery ------------------------------------------------ */
 
 /* topic(text) → the topic without white space around it, or nil and what is wrong. */
 static int l_topic(lua_State *L)
@@ -114,7 +114,7 @@ void mill_vm_push_host(lua_State *L)
 	lua_remove(L, -2);
 }
 
-/* ---- modules -------------------------------------------------------------------------------- */
+/* ---- modules ------------------------------------------------------------------------------ */
 
 /* The loader of an embedded module; its upvalue is the module's place in the list. */
 static int l_load_embedded(lua_State *L)
@@ -154,7 +154,7 @@ void mill_vm_push(lua_State *L, const char *module, const char *field)
 	lua_remove(L, -2);
 }
 
-/* ---- the state ------------------------------------------------------------------------------ */
+/* ---- the state ---------------------------------------------------------------------------- */
 
 static int l_open(lua_State *L)
 {

@@ -16,6 +16,7 @@
 #include <math.h>
 
 #include "core/clock.h"
+#include "core/killpoint.h"
 #include "core/log.h"
 
 #define LANES_PER_CLAIM 64
@@ -321,6 +322,7 @@ static void on_claim_answer(struct mill_results *results, const struct mill_err 
 	struct mill_claim *claim = context;
 	claim->in_flight = false;
 	if (err == NULL) {
+		MILL_KILL_POINT("claim_answered");
 		take_claimed(claim, results);
 		return;
 	}
@@ -456,6 +458,7 @@ void mill_claim_turn(struct mill_claim *claim)
 	}
 	if (claim->asked_count == 0)
 		return;
+	MILL_KILL_POINT("claim_begin");
 	claim->in_flight = true;
 	claim->sent_ns = now;
 	claim->most = most;
@@ -495,6 +498,17 @@ void mill_claim_stop(struct mill_claim *claim)
 	claim->stopped = true;
 	uv_timer_stop(&claim->due);
 	uv_timer_stop(&claim->poll);
+}
+
+bool mill_claim_is_idle(const struct mill_claim *claim)
+{
+	if (!mill_link_is_up(claim->options.work) || !mill_claim_is_settled(claim))
+		return false;
+	uint64_t soon = mill_clock_ns() + (uint64_t)SECOND_NS;
+	for (size_t i = 0; i < claim->options.lane_count; i++)
+		if (claim->states[i].ready || claim->states[i].due_ns < soon)
+			return false;
+	return true;
 }
 
 bool mill_claim_is_settled(const struct mill_claim *claim)

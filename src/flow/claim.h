@@ -47,5 +47,11 @@ void mill_claim_expect(struct mill_claim *claim, const struct mill_lane *lane, d
 /* Send a claim if there is a reason and room for one; once a turn of the loop. */
 void mill_claim_turn(struct mill_claim *claim);
 
+/*
+ * Nothing is claimable, nor will be within a second: every lane was looked at from the beginning
+ * and the answer came back short.
+ */
+bool mill_claim_is_idle(const struct mill_claim *claim);
+
 /* Forget claims under an old worker id whose answers were lost: they are nobody's any more. */
 void mill_claim_forget(struct mill_claim *claim);

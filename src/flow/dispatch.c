@@ -7,6 +7,7 @@
 #include "flow/dispatch.h"
 
 #include "core/clock.h"
+#include "core/killpoint.h"
 #include "core/log.h"
 
 /* A message that was in so many crashes without being the cause runs alone, and answers for itself.
@@ -54,13 +55,20 @@ size_t mill_dispatch_held(const struct mill_dispatch *dispatch)
 	return dispatch->claimed.len + dispatch->solo.len + dispatch->sent;
 }
 
+/*
+ * What waits to run alone takes no room from the others, who pass it by; but when it has become as
+ * many as the executors hold, no more is claimed.
+ */
 size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool *pool)
 {
-	size_t room = 0;
-	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e))
+	size_t room = 0, capacity = 0;
+	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e)) {
 		room += mill_executor_room(e);
-	size_t waiting = dispatch->claimed.len + dispatch->solo.len;
-	return room > waiting ? room - waiting : 0;
+		capacity += mill_executor_room(e) + e->sent.len;
+	}
+	room = room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
+	capacity = capacity > dispatch->solo.len ? capacity - dispatch->solo.len : 0;
+	return room < capacity ? room : capacity;
 }
 
 /* ---- tickets ------------------------------------------------------------------------------- */
@@ -116,10 +124,15 @@ struct mill_delivery *mill_dispatch_find(struct mill_dispatch *dispatch,
 
 /* ---- to the executors ---------------------------------------------------------------------- */
 
+static bool runs_alone(const struct mill_delivery *delivery)
+{
+	return delivery->crashes >= CRASHES_BEFORE_SOLO;
+}
+
 static struct mill_list *waiting_list(struct mill_dispatch *dispatch,
                                       const struct mill_delivery *delivery)
 {
-	return delivery->crashes >= CRASHES_BEFORE_SOLO ? &dispatch->solo : &dispatch->claimed;
+	return runs_alone(delivery) ? &dispatch->solo : &dispatch->claimed;
 }
 
 void mill_dispatch_take(struct mill_dispatch *dispatch, struct mill_delivery *delivery,
@@ -194,6 +207,7 @@ void mill_dispatch_release(struct mill_dispatch *dispatch)
 	mill_list_append(&dispatch->claimed, &dispatch->solo);
 	mill_list_each(node, &dispatch->claimed)
 	{
+		MILL_KILL_POINT("release");
 		finish(dispatch, mill_container_of(node, struct mill_delivery, node),
 		       &dispatch->claimed, &returned);
 	}
@@ -221,7 +235,8 @@ void mill_dispatch_gone(struct mill_dispatch *dispatch, struct mill_executor *ex
 		struct mill_delivery *delivery =
 		        mill_container_of(node, struct mill_delivery, node);
 		struct mill_outcome outcome = { .kind = MILL_OUTCOME_RETURNED };
-		if (death->blamed == delivery->ticket) {
+		bool alone = runs_alone(delivery) && !death->ordered;
+		if (death->blamed == delivery->ticket || alone) {
 			outcome.kind = MILL_OUTCOME_RAISED;
 			outcome.error = MILL_SPAN(death->reason);
 		} else {

@@ -4,32 +4,46 @@
  *     waiting ──► in flight ──► settled, freed
  *        ▲            │
  *        │            ├─ the connection broke, 40001 …: all back to waiting
- *        │            ├─ not in the answer: alone ──► was it locked, or is the lease lost?
- *        └────────────┴─ the batch was refused: each alone, so that one bad row costs only itself
+ *        │            ├─ the batch was refused: each alone, so that one bad row costs only itself
+ *        │            └─ not in the answer: missing ──► asked for: no longer ours, freed
+ *        │                                                │
+ *        └── resting ◄── refused alone, or ours but locked by somebody ◄┘
  *
- * Done and the other outcomes are written by different statements, so each kind has lists of its
- * own. What is written alone goes through the publish link, where it may wait: for a row that
- * somebody has locked, or, when the handler published something, for a dedupe key in a stranger's
- * transaction.
+ * Nothing here waits for a lock: what is locked is skipped and tried again, so that a stranger's
+ * transaction holds up no other outcome. Done and the other outcomes are written by different
+ * statements, so each kind has lists of its own. A handler's publications go with its `done`
+ * through the publish link, where they may wait for a dedupe key in a stranger's transaction.
  */
 #include "flow/settle.h"
 
 #include "core/clock.h"
+#include "core/killpoint.h"
 #include "core/log.h"
 
 #define BATCH_MOST 500
-#define ALONE_MOST 64       /* in flight at a time, each a transaction of its own */
-#define RETRY_NS 100000000u /* pause after a refusal, doubled up to RETRY_MOST_NS */
-#define RETRY_MOST_NS 30000000000u
+#define ALONE_MOST 64 /* in flight at a time, each a transaction of its own */
+#define PAUSE_NS 100000000u
+#define PAUSE_WAIT_NS 1000000000u /* while a person must act, a missing table for instance */
+/* The pause before one outcome is tried again: doubled each time, up to these. */
+#define REST_LEAST_NS 50000000u
+#define REST_LOCKED_NS 1000000000u
+#define REST_REFUSED_NS 30000000000u
 
 struct channel;
 
-/* One write on its way: what it wrote, to be compared with the answer. */
+enum flight_kind {
+	BATCH,
+	ALONE,
+	QUESTION, /* writes nothing: are these still ours? */
+	FLIGHT_KINDS,
+};
+
+/* One exchange on its way: what it is about, to be compared with the answer. */
 struct flight {
 	struct mill_settle *settle; /* NULL: forgotten */
 	struct channel *channel;
+	enum flight_kind kind;
 	struct mill_list deliveries;
-	bool alone;
 	struct flight *next; /* in settle->flights */
 };
 
@@ -37,7 +51,8 @@ struct flight {
 struct channel {
 	struct mill_list waiting; /* for the next batch */
 	struct mill_list alone;   /* each for a write of its own */
-	size_t batches, alones;   /* in flight */
+	struct mill_list missing; /* for the next question */
+	size_t in_flight[FLIGHT_KINDS];
 };
 
 enum { DONE, BACK, CHANNELS };
@@ -45,12 +60,12 @@ enum { DONE, BACK, CHANNELS };
 struct mill_settle {
 	struct mill_settle_options options;
 	struct channel channels[CHANNELS];
+	struct mill_list resting; /* until their rest_ns */
 	struct flight *flights;
 	size_t held;
-	uint64_t paused_until_ns; /* after a refusal */
-	unsigned refusals;
+	uint64_t paused_until_ns; /* nothing can be written at all */
 	struct mill_log_gate gate;
-	uv_timer_t wake; /* ends a pause: the loop turns, and mill_settle_turn sends */
+	uv_timer_t wake; /* ends a pause or a rest: the loop turns, and mill_settle_turn sends */
 	void (*on_closed)(void *context);
 	void *closed_context;
 };
@@ -62,7 +77,9 @@ struct mill_settle *mill_settle_new(const struct mill_settle_options *options)
 	for (size_t i = 0; i < CHANNELS; i++) {
 		mill_list_init(&settle->channels[i].waiting);
 		mill_list_init(&settle->channels[i].alone);
+		mill_list_init(&settle->channels[i].missing);
 	}
+	mill_list_init(&settle->resting);
 	MILL_ASSERT(uv_timer_init(options->loop, &settle->wake) == 0);
 	return settle;
 }
@@ -94,13 +111,20 @@ static struct channel *channel_of(struct mill_settle *settle, const struct mill_
 	return &settle->channels[delivery->settlement == MILL_SETTLE_DONE ? DONE : BACK];
 }
 
+/* To where it is written from: what comes with publications, or was refused, goes alone. */
+static void enqueue(struct mill_settle *settle, struct mill_delivery *delivery,
+                    struct mill_list *from)
+{
+	struct channel *channel = channel_of(settle, delivery);
+	bool alone = delivery->publications != NULL || delivery->refusals > 0;
+	mill_delivery_move(delivery, from, alone ? &channel->alone : &channel->waiting,
+	                   MILL_DELIVERY_FINISHED);
+}
+
 void mill_settle_take(struct mill_settle *settle, struct mill_delivery *delivery)
 {
 	settle->held++;
-	struct channel *channel = channel_of(settle, delivery);
-	mill_delivery_move(delivery, NULL,
-	                   delivery->publications ? &channel->alone : &channel->waiting,
-	                   MILL_DELIVERY_FINISHED);
+	enqueue(settle, delivery, NULL);
 }
 
 static void log_outcome(enum mill_log_level level, const char *event,
@@ -143,24 +167,62 @@ static void end_delivery(struct mill_settle *settle, struct mill_delivery *deliv
 	mill_delivery_free(delivery);
 }
 
+/* ---- pauses -------------------------------------------------------------------------------- */
+
+static void on_wake(uv_timer_t *timer)
+{
+	(void)timer; /* turning the loop is the purpose */
+}
+
+static void pause_writing(struct mill_settle *settle, uint64_t pause_ns)
+{
+	settle->paused_until_ns = mill_clock_ns() + pause_ns;
+}
+
+static void rest(struct mill_settle *settle, struct mill_delivery *delivery, struct mill_list *from)
+{
+	uint64_t most = delivery->refusals > 0 ? REST_REFUSED_NS : REST_LOCKED_NS;
+	uint64_t pause = REST_LEAST_NS;
+	for (unsigned i = 0; i < delivery->setbacks && pause < most; i++)
+		pause *= 2;
+	delivery->setbacks++;
+	delivery->rest_ns = mill_clock_ns() + (pause < most ? pause : most);
+	mill_delivery_move(delivery, from, &settle->resting, MILL_DELIVERY_FINISHED);
+}
+
+/* Back to work what has rested enough; be woken for the next. */
+static void end_rests(struct mill_settle *settle, uint64_t now)
+{
+	uint64_t next = settle->paused_until_ns > now ? settle->paused_until_ns : UINT64_MAX;
+	mill_list_each(node, &settle->resting)
+	{
+		struct mill_delivery *delivery =
+		        mill_container_of(node, struct mill_delivery, node);
+		if (delivery->rest_ns <= now)
+			enqueue(settle, delivery, &settle->resting);
+		else if (delivery->rest_ns < next)
+			next = delivery->rest_ns;
+	}
+	if (next == UINT64_MAX)
+		uv_timer_stop(&settle->wake);
+	else
+		uv_timer_start(&settle->wake, on_wake, (next - now) / 1000000 + 1, 0);
+}
+
 /* ---- flights ------------------------------------------------------------------------------- */
 
-static struct flight *flight_new(struct mill_settle *settle, struct channel *channel, bool alone)
+static struct flight *flight_new(struct mill_settle *settle, struct channel *channel,
+                                 enum flight_kind kind)
 {
 	struct flight *flight = mill_calloc(1, sizeof(*flight));
 	flight->settle = settle;
 	flight->channel = channel;
-	flight->alone = alone;
+	flight->kind = kind;
 	mill_list_init(&flight->deliveries);
 	flight->next = settle->flights;
 	settle->flights = flight;
-	*(alone ? &channel->alones : &channel->batches) += 1;
+	channel->in_flight[kind]++;
 	return flight;
-}
-
-static void flight_landed(struct flight *flight)
-{
-	*(flight->alone ? &flight->channel->alones : &flight->channel->batches) -= 1;
 }
 
 static void flight_free(struct flight *flight)
@@ -169,7 +231,7 @@ static void flight_free(struct flight *flight)
 	while (*at != flight)
 		at = &(*at)->next;
 	*at = flight->next;
-	flight_landed(flight);
+	flight->channel->in_flight[flight->kind]--;
 	free(flight);
 }
 
@@ -179,10 +241,9 @@ static int compare_ids(const void *a, const void *b)
 	return memcmp((*left)->id, (*right)->id, sizeof((*left)->id));
 }
 
-/* Is this delivery among the rows that were written? They mostly come in the order they were sent.
- */
-static bool was_written(const struct mill_results *results, size_t answered, size_t *hint,
-                        const struct mill_delivery *delivery)
+/* Is this delivery among the rows of the answer? They mostly come in the order they were sent. */
+static bool was_answered(const struct mill_results *results, size_t answered, size_t *hint,
+                         const struct mill_delivery *delivery)
 {
 	for (size_t i = 0; i < answered; i++) {
 		uint8_t id[16];
@@ -196,39 +257,42 @@ static bool was_written(const struct mill_results *results, size_t answered, siz
 	return false;
 }
 
-/* What is missing from the answer was locked by somebody, or is no longer ours: it stays. */
+/* Somebody else has the message, or it is gone. Nothing was changed. */
+static void log_lost(const struct mill_delivery *delivery)
+{
+	if (delivery->cancelled)
+		log_outcome(MILL_LOG_INFO, "message_cancelled", delivery, NULL);
+	else if (delivery->resent)
+		log_outcome(MILL_LOG_INFO, "outcome_unknown", delivery,
+		            "the connection broke before the answer: it was written then, or the "
+		            "lease is lost");
+	else
+		log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
+}
+
 static void take_answer(struct flight *flight, const struct mill_results *results)
 {
+	struct mill_settle *settle = flight->settle;
 	size_t answered = mill_store_settled_count(results), hint = 0;
 	bool all = answered == flight->deliveries.len;
 	mill_list_each(node, &flight->deliveries)
 	{
 		struct mill_delivery *delivery =
 		        mill_container_of(node, struct mill_delivery, node);
-		if (!all && !was_written(results, answered, &hint, delivery))
+		bool found = all || was_answered(results, answered, &hint, delivery);
+		if (flight->kind == QUESTION && found) {
+			rest(settle, delivery, &flight->deliveries);
 			continue;
-		log_settled(delivery);
-		end_delivery(flight->settle, delivery, &flight->deliveries);
-	}
-}
-
-/* What a batch did not write is tried alone; what is not ours even then has lost its lease. */
-static void take_rest(struct flight *flight)
-{
-	struct mill_settle *settle = flight->settle;
-	mill_list_each(node, &flight->deliveries)
-	{
-		struct mill_delivery *delivery =
-		        mill_container_of(node, struct mill_delivery, node);
-		if (!flight->alone) {
-			mill_delivery_move(delivery, &flight->deliveries, &flight->channel->alone,
+		}
+		if (flight->kind != QUESTION && !found) {
+			mill_delivery_move(delivery, &flight->deliveries, &flight->channel->missing,
 			                   MILL_DELIVERY_FINISHED);
 			continue;
 		}
-		if (delivery->cancelled)
-			log_outcome(MILL_LOG_INFO, "message_cancelled", delivery, NULL);
+		if (found)
+			log_settled(delivery);
 		else
-			log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
+			log_lost(delivery);
 		end_delivery(settle, delivery, &flight->deliveries);
 	}
 }
@@ -239,9 +303,8 @@ static void take_rest(struct flight *flight)
  * refuses (a trigger, a constraint), and only trying again later is left.
  */
 static void take_refusal(struct mill_settle *settle, struct mill_delivery *delivery,
-                         const struct mill_err *err)
+                         struct mill_list *from, const struct mill_err *err)
 {
-	delivery->refusals++;
 	if (delivery->publications != NULL) {
 		char *text =
 		        mill_sprintf("what the handler published was refused: %s", err->message);
@@ -249,123 +312,151 @@ static void take_refusal(struct mill_settle *settle, struct mill_delivery *deliv
 			                       .error = MILL_SPAN(text) };
 		mill_delivery_conclude(delivery, &raised, mill_clock_random());
 		free(text);
+		enqueue(settle, delivery, from);
 		return;
 	}
+	delivery->refusals++;
 	if (delivery->refusals == 2 && delivery->error != NULL) {
 		free(delivery->error);
 		delivery->error = mill_strdup("the error text was refused by the database");
 	}
 	log_outcome(MILL_LOG_ERROR, "outcome_refused", delivery, err->message);
-	settle->refusals = delivery->refusals;
+	rest(settle, delivery, from);
 }
 
-static void on_wake(uv_timer_t *timer)
+/* Where a delivery goes whose exchange came to nothing, through no fault of its own. */
+static struct mill_list *source_of(struct flight *flight)
 {
-	(void)timer; /* turning the loop is the purpose */
-}
-
-static void pause_writing(struct mill_settle *settle)
-{
-	uint64_t pause = RETRY_NS;
-	for (unsigned i = 1; i < settle->refusals && pause < RETRY_MOST_NS; i++)
-		pause *= 2;
-	settle->paused_until_ns = mill_clock_ns() + pause;
-	uv_timer_start(&settle->wake, on_wake, pause / 1000000 + 1, 0);
+	struct channel *channel = flight->channel;
+	return flight->kind == BATCH   ? &channel->waiting
+	       : flight->kind == ALONE ? &channel->alone
+	                               : &channel->missing;
 }
 
 static void take_failure(struct flight *flight, const struct mill_err *err)
 {
 	struct mill_settle *settle = flight->settle;
-	enum mill_err_reaction reaction = err->kind == MILL_ERR_UNREACHED
-	                                          ? MILL_REACT_RECONNECT
-	                                          : mill_err_database_reaction(err->sqlstate);
-	bool refused = reaction == MILL_REACT_REFUSE;
-	uint64_t skipped;
-	if (reaction == MILL_REACT_WAIT && mill_log_gate(&settle->gate, 30, &skipped))
-		mill_log(MILL_LOG_ERROR, "outcomes_wait", MILL_TEXT("error", err->message),
-		         MILL_INT("held", settle->held));
-	struct channel *channel = flight->channel;
-	bool to_alone = flight->alone || refused;
+	bool unreached = err->kind == MILL_ERR_UNREACHED;
+	enum mill_err_reaction reaction =
+	        unreached ? MILL_REACT_RECONNECT : mill_err_database_reaction(err->sqlstate);
 	mill_list_each(node, &flight->deliveries)
 	{
 		struct mill_delivery *delivery =
 		        mill_container_of(node, struct mill_delivery, node);
-		struct mill_list *to = to_alone ? &channel->alone : &channel->waiting;
-		if (refused && flight->alone) {
-			take_refusal(settle, delivery, err);
-			to = &channel_of(settle, delivery)->alone;
-		}
-		mill_delivery_move(delivery, &flight->deliveries, to, MILL_DELIVERY_FINISHED);
+		delivery->resent |= unreached && flight->kind != QUESTION;
+		if (flight->kind == ALONE && reaction == MILL_REACT_REFUSE)
+			take_refusal(settle, delivery, &flight->deliveries, err);
+		else if (flight->kind == ALONE && reaction == MILL_REACT_RETRY)
+			rest(settle, delivery, &flight->deliveries);
+		else
+			mill_delivery_move(delivery, &flight->deliveries,
+			                   flight->kind == BATCH && reaction == MILL_REACT_REFUSE
+			                           ? &flight->channel->alone
+			                           : source_of(flight),
+			                   MILL_DELIVERY_FINISHED);
 	}
-	if (reaction == MILL_REACT_WAIT || reaction == MILL_REACT_RETRY ||
-	    (refused && flight->alone))
-		pause_writing(settle);
+	if (reaction == MILL_REACT_WAIT)
+		pause_writing(settle, PAUSE_WAIT_NS);
+	else if (flight->kind != ALONE && reaction == MILL_REACT_RETRY)
+		pause_writing(settle, PAUSE_NS);
+	else if (flight->kind == QUESTION && reaction == MILL_REACT_REFUSE)
+		pause_writing(settle, PAUSE_WAIT_NS);
+	else
+		return;
+	uint64_t skipped;
+	if (mill_log_gate(&settle->gate, 30, &skipped))
+		mill_log(MILL_LOG_ERROR, "outcomes_wait", MILL_TEXT("error", err->message),
+		         MILL_TEXT("sqlstate", err->sqlstate), MILL_INT("held", settle->held));
 }
 
 static void on_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
+	MILL_KILL_POINT("settle_answered");
 	struct flight *flight = context;
 	if (flight->settle == NULL) {
 		free(flight);
 		return;
 	}
-	if (err != NULL) {
+	if (err != NULL)
 		take_failure(flight, err);
-	} else {
-		flight->settle->refusals = 0;
+	else
 		take_answer(flight, results);
-		take_rest(flight);
-	}
 	flight_free(flight);
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-static void send_batch(struct mill_settle *settle, struct channel *channel)
+/* A batch or a question: up to BATCH_MOST of `from`, in the order of their ids. */
+static void send_many(struct mill_settle *settle, struct channel *channel, enum flight_kind kind,
+                      struct mill_list *from)
 {
+	MILL_KILL_POINT("settle_begin");
 	struct mill_delivery *batch[BATCH_MOST];
 	size_t count = 0;
-	struct flight *flight = flight_new(settle, channel, false);
-	while (count < BATCH_MOST && !mill_list_empty(&channel->waiting)) {
-		struct mill_delivery *delivery = mill_container_of(
-		        mill_list_first(&channel->waiting), struct mill_delivery, node);
-		mill_list_remove(&channel->waiting, &delivery->node);
-		batch[count++] = delivery;
+	struct flight *flight = flight_new(settle, channel, kind);
+	while (count < BATCH_MOST && !mill_list_empty(from)) {
+		batch[count] = mill_container_of(mill_list_first(from), struct mill_delivery, node);
+		mill_list_remove(from, &batch[count++]->node);
 	}
 	qsort(batch, count, sizeof(batch[0]), compare_ids);
 	for (size_t i = 0; i < count; i++)
 		mill_list_push(&flight->deliveries, &batch[i]->node);
-	mill_store_settle(settle->options.store, settle->options.work, batch, count, on_answer,
-	                  flight);
+	if (kind == QUESTION)
+		mill_store_ask_held(settle->options.store, settle->options.work, batch, count,
+		                    on_answer, flight);
+	else
+		mill_store_settle(settle->options.store, settle->options.work, batch, count,
+		                  on_answer, flight);
 }
 
-static void send_alone(struct mill_settle *settle, struct channel *channel)
+static void send_alone(struct mill_settle *settle, struct channel *channel,
+                       struct mill_delivery *delivery)
 {
-	struct mill_delivery *delivery =
-	        mill_container_of(mill_list_first(&channel->alone), struct mill_delivery, node);
-	struct flight *flight = flight_new(settle, channel, true);
+	struct flight *flight = flight_new(settle, channel, ALONE);
 	mill_delivery_move(delivery, &channel->alone, &flight->deliveries, MILL_DELIVERY_FINISHED);
-	mill_store_settle_alone(settle->options.store, settle->options.publish, delivery, on_answer,
-	                        flight);
+	if (delivery->publications != NULL)
+		mill_store_settle_publishing(settle->options.store, settle->options.publish,
+		                             delivery, on_answer, flight);
+	else
+		mill_store_settle(settle->options.store, settle->options.work, &delivery, 1,
+		                  on_answer, flight);
 }
 
 static void channel_turn(struct mill_settle *settle, struct channel *channel)
 {
-	if (mill_link_is_up(settle->options.work) && channel->batches == 0 &&
-	    !mill_list_empty(&channel->waiting))
-		send_batch(settle, channel);
-	while (mill_link_is_up(settle->options.publish) && channel->alones < ALONE_MOST &&
-	       !mill_list_empty(&channel->alone))
-		send_alone(settle, channel);
+	bool work = mill_link_is_up(settle->options.work);
+	bool publish = mill_link_is_up(settle->options.publish);
+	if (work && channel->in_flight[BATCH] == 0 && !mill_list_empty(&channel->waiting))
+		send_many(settle, channel, BATCH, &channel->waiting);
+	if (work && channel->in_flight[QUESTION] == 0 && !mill_list_empty(&channel->missing))
+		send_many(settle, channel, QUESTION, &channel->missing);
+	mill_list_each(node, &channel->alone)
+	{
+		struct mill_delivery *delivery =
+		        mill_container_of(node, struct mill_delivery, node);
+		if (channel->in_flight[ALONE] >= ALONE_MOST)
+			break;
+		if (delivery->publications != NULL ? publish : work)
+			send_alone(settle, channel, delivery);
+	}
 }
 
 void mill_settle_turn(struct mill_settle *settle)
 {
-	if (settle->paused_until_ns != 0 && mill_clock_ns() < settle->paused_until_ns)
+	uint64_t now = mill_clock_ns();
+	end_rests(settle, now);
+	if (now < settle->paused_until_ns)
 		return;
-	settle->paused_until_ns = 0;
 	for (size_t i = 0; i < CHANNELS; i++)
 		channel_turn(settle, &settle->channels[i]);
+}
+
+static void forget_list(struct mill_settle *settle, struct mill_list *list)
+{
+	mill_list_each(node, list)
+	{
+		end_delivery(settle, mill_container_of(node, struct mill_delivery, node), list);
+	}
 }
 
 void mill_settle_forget(struct mill_settle *settle)
@@ -373,18 +464,14 @@ void mill_settle_forget(struct mill_settle *settle)
 	while (settle->flights != NULL) {
 		struct flight *flight = settle->flights;
 		settle->flights = flight->next;
-		flight_landed(flight);
+		flight->channel->in_flight[flight->kind]--;
 		flight->settle = NULL; /* its answer is still to come, and frees it */
-		mill_list_each(node, &flight->deliveries)
-		        end_delivery(settle, mill_container_of(node, struct mill_delivery, node),
-		                     &flight->deliveries);
+		forget_list(settle, &flight->deliveries);
 	}
 	for (size_t i = 0; i < CHANNELS; i++) {
-		struct mill_list *lists[] = { &settle->channels[i].waiting,
-			                      &settle->channels[i].alone };
-		for (size_t j = 0; j < MILL_COUNT(lists); j++)
-			mill_list_each(node, lists[j]) end_delivery(
-			        settle, mill_container_of(node, struct mill_delivery, node),
-			        lists[j]);
+		forget_list(settle, &settle->channels[i].waiting);
+		forget_list(settle, &settle->channels[i].alone);
+		forget_list(settle, &settle->channels[i].missing);
 	}
+	forget_list(settle, &settle->resting);
 }

@@ -158,12 +158,21 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		"   ORDER BY q.available_at, q.seq LIMIT 1) AS p) AS d"
 		" WHERE d.due IS NOT NULL" },
 
-	/* $1 the token of a claim whose reply was lost. */
+	/*
+	 * $1 the token of a claim whose reply was lost. Others may have room for what comes back.
+	 * What somebody has locked is left to the next try.
+	 */
 	[MILL_QUERY_UNDO_CLAIM] = { "undo_claim",
-		"UPDATE " TABLE " SET status = 'pending', attempts = attempts - 1,"
-		"  available_at = greatest(available_at, now()), " UNHELD
-		" WHERE processed_at IS NULL AND status = 'running' AND claimed_by = $1::text"
-		" RETURNING topic" },
+		"WITH held AS MATERIALIZED ("
+		" SELECT q.ctid AS tid FROM " TABLE " AS q"
+		" WHERE q.processed_at IS NULL AND q.status = 'running' AND q.claimed_by = $1::text"
+		" FOR UPDATE SKIP LOCKED),"
+		" undone AS ("
+		" UPDATE " TABLE " AS q SET status = 'pending', attempts = q.attempts - 1,"
+		"  available_at = greatest(q.available_at, now()), " UNHELD
+		" FROM held WHERE q.ctid = held.tid RETURNING q.topic)"
+		" SELECT t.topic, t.count, pg_notify('{prefix}_queue', t.topic)"
+		" FROM (SELECT topic, count(*) AS count FROM undone GROUP BY topic) AS t" },
 
 	/* $1 ids, $2 their claimed_by. Returns the ids that were still ours, and not locked. */
 	[MILL_QUERY_SETTLE_DONE] = { "settle_done",

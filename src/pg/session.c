@@ -94,7 +94,7 @@ int mill_session_open(const char *dsn, const char *application_name, struct mill
 {
 	if (dsn == NULL)
 		dsn = "";
-	bool several;
+	bool several = false;
 	if (check_dsn(dsn, &several, err) != 0)
 		return -1;
 

@@ -210,7 +210,11 @@ void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uin
 
 size_t mill_store_undone_count(const struct mill_results *results)
 {
-	return (size_t)mill_rowset_affected(mill_results_at(results, 1));
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	size_t count = 0;
+	for (int i = 0; i < mill_rowset_count(rows); i++)
+		count += (size_t)mill_rowset_int8(rows, i, 1);
+	return count;
 }
 
 /* ---- settle -------------------------------------------------------------------------------- */
