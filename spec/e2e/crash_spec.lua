@@ -144,16 +144,21 @@ describe("a handler that does not let go of the processor", function()
     assert.truthy(row.error:find("held the processor for more than 0.5 s", 1, true), row.error)
   end)
 
-  it("makes new messages go to another executor", function()
-    local app = start("local go repeat go = io.open 'go' until go; go:close()", { executors = 2, concurrency = 8 })
+  it("does not get company while another executor is free", function()
+    local app = journal.app {
+      config = { executors = 2, subscribe = { t = "hog", quick = "quick" } },
+      handlers = { hog = [[ while not io.open "go" do end ]], quick = "" },
+    }
+    app:start()
     journal.publish(app, "t")
     journal.wait_until_begun(app, 1)
-    for _ = 1, 3 do
-      local id = journal.publish(app, "quick")
-      assert.equal("done", journal.row(app, id).status) -- nobody subscribes: the clock of the next look
+    for _ = 1, 20 do
+      journal.wait_for_status(app, journal.publish(app, "quick"), "done")
     end
+    assert.equal(1, journal.count(app, "running"))
     app:write("go", "")
     journal.wait_until_finished(app)
+    journal.assert_once_each(app, 21)
   end)
 end)
 

@@ -8,6 +8,7 @@
  */
 #include "flow/lease.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@
 #include "core/log.h"
 #include "flow/sweep.h"
 
-#define TICK_MS 1000
+#define TICK_MOST_SECS 1.0
 #define SECOND_NS 1e9
 
 enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEFT };
@@ -40,6 +41,12 @@ struct mill_lease {
 static double lease_secs(const struct mill_lease *lease)
 {
 	return (double)lease->options.manifest->settings.lease_secs;
+}
+
+/* Short leases are looked after more often. */
+static double tick_secs(const struct mill_lease *lease)
+{
+	return fmin(lease_secs(lease) / 6, TICK_MOST_SECS);
 }
 
 static void log_refusal(struct mill_lease *lease, const char *what, const struct mill_err *err)
@@ -115,6 +122,30 @@ static void register_worker(struct mill_lease *lease)
 	free(lanes);
 }
 
+/* One pair of another app's, and none of ours was written: this program cannot run. */
+static int check_owners(struct mill_lease *lease, const struct mill_results *results)
+{
+	const struct mill_manifest *manifest = lease->options.manifest;
+	const char *own = manifest->settings.app;
+	for (size_t i = 0; i < manifest->lane_count; i++) {
+		const struct mill_manifest_lane *lane = &manifest->lanes[i];
+		struct mill_span app;
+		mill_store_registered_lane(results, i, &app);
+		if (app.data == NULL ||
+		    (app.len == strlen(own) && memcmp(app.data, own, app.len) == 0))
+			continue;
+		struct mill_err refusal;
+		mill_err_set(&refusal, MILL_ERR_CONFIG,
+		             "`%s` of topic `%s` belongs to app `%.*s`: name the subscriber "
+		             "otherwise, or set `app`",
+		             lane->subscriber, lane->topic, (int)app.len, app.data);
+		lease->state = DEAD;
+		lease->options.on_refused(&refusal, lease->options.context);
+		return -1;
+	}
+	return 0;
+}
+
 static void on_lanes_registered(struct mill_results *results, const struct mill_err *err,
                                 void *context)
 {
@@ -126,27 +157,13 @@ static void on_lanes_registered(struct mill_results *results, const struct mill_
 		log_refusal(lease, "register lanes", err);
 		return;
 	}
-	const struct mill_manifest *manifest = lease->options.manifest;
-	for (size_t i = 0; i < manifest->lane_count; i++) {
-		const struct mill_manifest_lane *lane = &manifest->lanes[i];
+	if (check_owners(lease, results) != 0)
+		return;
+	for (size_t i = 0; i < lease->options.manifest->lane_count; i++) {
 		struct mill_span app;
 		int32_t number = mill_store_registered_lane(results, i, &app);
-		bool ours = app.data != NULL && app.len == strlen(manifest->settings.app) &&
-		            memcmp(app.data, manifest->settings.app, app.len) == 0;
-		if (app.data != NULL && !ours) {
-			struct mill_err refusal;
-			mill_err_set(
-			        &refusal, MILL_ERR_CONFIG,
-			        "`%s` of topic `%s` belongs to app `%.*s`: name the subscriber "
-			        "otherwise, or set `app`",
-			        lane->subscriber, lane->topic, (int)app.len, app.data);
-			lease->state = DEAD;
-			lease->options.on_refused(&refusal, lease->options.context);
-			return;
-		}
 		if (app.data == NULL)
-			return; /* somebody removed it this moment, or another pair is refused:
-			           again */
+			return; /* somebody removed it this moment: again */
 		lease->options.lanes[i].number = number;
 	}
 	register_worker(lease);
@@ -220,7 +237,7 @@ static void on_tick(uv_timer_t *timer)
 	}
 	if (!up)
 		return;
-	if (since > lease_secs(lease) / 3 - 0.5 && !lease->renewing)
+	if (since > lease_secs(lease) / 3 - tick_secs(lease) / 2 && !lease->renewing)
 		renew(lease);
 	mill_sweep_turn(lease->sweep);
 }
@@ -248,7 +265,8 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 	};
 	lease->sweep = mill_sweep_new(&sweep_options);
 	MILL_ASSERT(uv_timer_init(options->loop, &lease->tick) == 0);
-	uv_timer_start(&lease->tick, on_tick, TICK_MS, TICK_MS);
+	uint64_t tick_ms = (uint64_t)(tick_secs(lease) * 1000);
+	uv_timer_start(&lease->tick, on_tick, tick_ms, tick_ms);
 	return lease;
 }
 
@@ -263,7 +281,8 @@ static void on_leave_answer(struct mill_results *results, const struct mill_err 
 
 void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context)
 {
-	bool registered = lease->state == ALIVE;
+	/* A registration under way is answered first: exchanges of a link keep their order. */
+	bool registered = lease->state == ALIVE || lease->asking;
 	lease->state = LEFT;
 	uv_timer_stop(&lease->tick);
 	if (!registered || !mill_link_is_up(lease->options.link)) {
