@@ -16,7 +16,7 @@ define build
 	@cmake --build $(1) -- $$(test -t 1 || echo --quiet)
 endef
 
-.PHONY: help build run test check asan-test clean
+.PHONY: help build run test check asan-test bench-claim clean
 
 help:
 	@echo "make build      build the program into $(BUILD)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test       install what is missing, build, and run the specs; SPEC=spec/unit for a part"
 	@echo "make check      include rules, luacheck, formatting, documentation of the keys"
 	@echo "make asan-test  the specs against a build with address and undefined behaviour sanitizers"
+	@echo "make bench-claim  what Postgres gives to our own statements, as a table: bench/README.md"
 	@echo "make clean      remove all builds"
 
 build:
@@ -70,6 +71,13 @@ asan-test:
 		TIDEMILL_TEST_CHILD_ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
 		script/with-postgres env ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" \
 		busted --lua=luajit $(SPEC)
+
+bench-claim: BUILD = build/release
+bench-claim:
+	@script/setup test
+	$(call build,$(BUILD))
+	@cmake --build $(BUILD) --target bench_claim -- --quiet
+	@TIDEMILL_BUILD=$(BUILD) bench/claim.sh
 
 clean:
 	rm -rf build

@@ -16,7 +16,8 @@ static void fill(PGconn *connection, const struct bench_options *options, int64_
 		return;
 	char *sql = mill_sprintf(
 	        "INSERT INTO {schema}.{table}"
-	        " (topic, subscriber, lane, payload, available_at, created_at, status, processed_at,"
+	        " (topic, subscriber, lane, payload, available_at, created_at, status, "
+	        "processed_at,"
 	        "  published_by)"
 	        " SELECT s.topic, s.subscriber, s.lane,"
 	        "  jsonb_build_object('id', i, 'pad', repeat('x', %lld)),"

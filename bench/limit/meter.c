@@ -96,7 +96,9 @@ void bench_meter_begin(struct bench_meter *meter)
 
 void bench_meter_end(struct bench_meter *meter)
 {
+	uint64_t now = mill_clock_ns(); /* before the readings, which take time */
 	read_all(meter, &meter->ended);
+	meter->ended.clock_ns = now;
 }
 
 double bench_meter_secs(const struct bench_meter *meter)

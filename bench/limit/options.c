@@ -79,7 +79,7 @@ static int64_t number(const struct key *key, const char *word, const char *value
 	    found > key->most) {
 		char why[100];
 		snprintf(why, sizeof(why), "is no whole number from %lld to %lld",
-			 (long long)key->least, (long long)key->most);
+		         (long long)key->least, (long long)key->most);
 		refuse(word, why);
 	}
 	return found;

@@ -11,7 +11,8 @@ struct bench_options {
 	int64_t done;     /* rows that are done already */
 	int64_t future;   /* rows that are due tomorrow */
 	int64_t lanes;    /* the pending rows are spread over so many */
-	int64_t per_call; /* so many consecutive rows share their due time, as of one publish_many */
+	int64_t per_call; /* so many consecutive rows share their due time, as of one publish_many
+	                   */
 	int64_t pad;      /* bytes of padding in the payload */
 	int64_t secs;     /* end after so long, finished or not */
 	bool snapshot;    /* another session holds an old snapshot all the while */

@@ -12,7 +12,8 @@
 PGconn *bench_session_open(void);
 
 /*
- * Run a text of statements in which {schema} stands for `schema` and {table} for the ledger's table.
+ * Run a text of statements in which {schema} stands for `schema` and {table} for the ledger's
+ * table.
  */
 void bench_session_run(PGconn *connection, const char *schema, const char *sql);
 
