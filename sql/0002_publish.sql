@@ -1,4 +1,4 @@
--- Publishing: publish, publish_many and what they share.
+-- Publishing: publish, publish_many, execute and what they share.
 --
 -- The public functions are SECURITY DEFINER with a fixed search_path, so a publisher needs EXECUTE and no right on any
 -- table. The functions they share are ordinary ones: they run with the rights and the search_path of the public function
@@ -191,7 +191,7 @@ declare
   result  {schema}.publication;
 begin
   select s.* into strict setting from {schema}.setting as s;
-  result.topic := btrim(topic, E' \t\n\r\v\f');
+  result.topic := btrim(topic, E' \t\n\r\x0B\f');
   payload := coalesce(payload, '{}');
   priority := coalesce(priority, 0);
   on_duplicate := coalesce(on_duplicate, 'keep');
@@ -281,7 +281,7 @@ begin
   select s.* into strict setting from {schema}.setting as s;
   if cardinality(payloads) = 1 then
     -- Many callers have one; the queries below cost more than its insert.
-    fault := {schema}.message_fault(btrim(topics[1], E' \t\n\r\v\f'), payloads[1], setting.max_payload_bytes,
+    fault := {schema}.message_fault(btrim(topics[1], E' \t\n\r\x0B\f'), payloads[1], setting.max_payload_bytes,
                                     available_ats[1], priorities[1], dedupe_keys[1], on_duplicates[1],
                                     write_many.max_attempts[1], published_bys[1], write_many.headers[1]);
     if fault is not null then
@@ -292,7 +292,7 @@ begin
                                  write_many.notify);
     return;
   end if;
-  topics := array(select btrim(t.topic, E' \t\n\r\v\f')
+  topics := array(select btrim(t.topic, E' \t\n\r\x0B\f')
                     from unnest(topics) with ordinality as t (topic, position)
                    order by t.position);
 
@@ -555,6 +555,57 @@ $$;
 comment on function {schema}.publish_item(jsonb, text, boolean) is
   'Publish one JSON object {"topic", "message", options}.';
 
+-- ---- the JSON request surface ---------------------------------------------------------------------------------------
+
+-- One request of a program that speaks JSON: {"op": "publish", "topic", "message", options}. The answer is JSON too.
+create function {schema}.execute(request jsonb, published_by text default null) returns jsonb
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+begin
+  if jsonb_typeof(request) = 'object' then
+    if coalesce(request ->> 'op', 'publish') <> 'publish' then
+      raise exception '`%` is not a queue operation; expected `publish`', left(request ->> 'op', 100)
+        using errcode = 'invalid_parameter_value';
+    end if;
+    request := request - 'op';
+  end if;
+  return to_jsonb({schema}.publish_item(request, published_by));
+end
+$$;
+
+comment on function {schema}.execute(jsonb, text) is
+  'Carry out a JSON request {"op": "publish", "topic", "message", options}.';
+
+-- The same for a text that may turn out to be no JSON. A bare literal means this form.
+create function {schema}.execute(request text, published_by text default null) returns jsonb
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  read   jsonb;
+  reason text;
+begin
+  begin
+    read := request::jsonb;
+  -- No JSON, what jsonb cannot hold (\u0000, numbers without end), nested too deeply.
+  exception when data_exception or program_limit_exceeded then
+    get stacked diagnostics reason = pg_exception_detail;
+    raise exception 'not JSON: %', left(coalesce(nullif(reason, ''), sqlerrm), 500)
+      using errcode = 'invalid_parameter_value';
+  end;
+  return {schema}.execute(read, published_by);
+end
+$$;
+
+comment on function {schema}.execute(text, text) is 'The same for a request given as text.';
+
+-- ---- publish_many as JSON -------------------------------------------------------------------------------------------
+
 -- The convenient form: a JSON array of objects, each {"topic", "message", options}.
 create function {schema}.publish_many(
   items        jsonb,
@@ -617,7 +668,7 @@ comment on function {schema}.publish_many(jsonb, text, boolean) is
 -- Postgres lets everybody execute a new function. The schema itself is left alone: it may have been there before us.
 revoke all on function
   {schema}.message_fault, {schema}.write_deduplicated, {schema}.write_many, {schema}.item_fault, {schema}.item_due,
-  {schema}.publish, {schema}.publish_item,
+  {schema}.publish, {schema}.publish_item, {schema}.execute(jsonb, text), {schema}.execute(text, text),
   {schema}.publish_many(text[], jsonb[], timestamptz[], integer[], text[], text, integer[], text, jsonb[], boolean),
   {schema}.publish_many(jsonb, text, boolean)
   from public;

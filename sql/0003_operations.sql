@@ -65,6 +65,44 @@ as $$
   select to_char(at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 $$;
 
+-- ---- lanes ----------------------------------------------------------------------------------------------------------
+
+-- Give rows that have a dedupe key their lane, and return those that got it. At most one unfinished row of a lane has a
+-- given key: of several the oldest gets the lane, and one whose key is taken stays as it is and waits for its turn. A key
+-- that a stranger's open transaction may be about to take is not waited for either, as the worker that calls this has
+-- leases to renew; and where that happens again and again, the rest is left to the next call.
+create function {schema}.place(ids uuid[], lanes integer[]) returns setof uuid
+language plpgsql
+set lock_timeout = '20ms'
+as $$
+#variable_conflict use_column
+declare
+  item     record;
+  timeouts integer := 0;
+begin
+  for item in
+    select o.id, o.lane
+      from (select distinct on (i.lane, m.dedupe_key) i.id, i.lane
+              from unnest(ids, lanes) as i (id, lane)
+                   join {schema}.{table} as m on m.id = i.id
+             order by i.lane, m.dedupe_key, m.seq) as o
+     -- So that no row always comes behind those that time out.
+     order by random()
+  loop
+    begin
+      update {schema}.{table} as m set lane = item.lane, updated_at = now() where m.id = item.id;
+      return next item.id;
+    exception
+      when unique_violation then
+        null;
+      when lock_not_available then
+        timeouts := timeouts + 1;
+        exit when timeouts = 10;
+    end;
+  end loop;
+end
+$$;
+
 -- ---- operations -----------------------------------------------------------------------------------------------------
 
 -- A failed or discarded message gets a new life: no attempts spent, due now, its past kept in `errors`. Its lane is
@@ -124,7 +162,7 @@ as $$
 #variable_conflict use_column
 declare
   message record;
-  reason  constant text := coalesce(nullif(btrim(why, E' \t\n\r\v\f'), ''), 'discarded');
+  reason  constant text := coalesce(nullif(btrim(why, E' \t\n\r\x0B\f'), ''), 'discarded');
 begin
   if discard.id is null then
     raise exception '`id` is required' using errcode = 'invalid_parameter_value';
@@ -296,7 +334,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   publishing constant text :=
-    '{schema}.publish, {schema}.publish_item, '
+    '{schema}.publish, {schema}.publish_item, {schema}.execute(jsonb, text), {schema}.execute(text, text), '
     '{schema}.publish_many(text[], jsonb[], timestamptz[], integer[], text[], text, integer[], text, jsonb[], boolean), '
     '{schema}.publish_many(jsonb, text, boolean)';
   operations constant text := '{schema}.retry, {schema}.discard, {schema}.cancel, {schema}.reschedule';
@@ -323,7 +361,7 @@ begin
     execute format('grant select, insert, update, delete on {schema}.{table}, {schema}.subscription, {schema}.worker '
                    'to %I', role);
     execute format('grant select on {schema}.setting to %I', role);
-    execute format('grant execute on function {schema}.remember_error, {schema}.cut_text to %I', role);
+    execute format('grant execute on function {schema}.remember_error, {schema}.cut_text, {schema}.place to %I', role);
   end if;
 end
 $$;
@@ -332,6 +370,6 @@ comment on function {schema}.grant_to(name, text) is
   'Grant a role what a `publisher`, `worker`, `reader` or `operator` needs.';
 
 revoke all on function
-  {schema}.cut_text, {schema}.remember_error, {schema}.wake, {schema}.shown_time, {schema}.retry, {schema}.discard,
-  {schema}.cancel, {schema}.reschedule, {schema}.grant_to
+  {schema}.cut_text, {schema}.remember_error, {schema}.wake, {schema}.shown_time, {schema}.place, {schema}.retry,
+  {schema}.discard, {schema}.cancel, {schema}.reschedule, {schema}.grant_to
   from public;

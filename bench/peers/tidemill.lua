@@ -291,6 +291,12 @@ function Worker:turn(ns)
   end
 end
 
+function Worker:hear(word)
+  while not words[word] do
+    self:turn(REST_NS)
+  end
+end
+
 -- Until one connection of the worker stands at the gate and no other does anything.
 function Worker:wait_until_idle()
   local connection = postgres.connect(database)
@@ -333,7 +339,7 @@ function commands.work(o)
   local ok, wrong = pcall(function()
     worker:wait_until_idle()
     say(('{"ev":"ready","settings":%s}'):format(settings))
-    hear "go"
+    worker:hear "go"
     gate:exec "commit"
     worker:report()
     worker:stop()

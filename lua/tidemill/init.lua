@@ -32,7 +32,7 @@ function tidemill.publish(topic, payload, options)
     error("tidemill.publish: " .. wrong, 2)
   end
   local published
-  published, wrong = await.op("publish", request)
+  published, wrong = await.op("publish", request, options ~= nil and options.published_by ~= nil)
   if wrong then
     error(wrong, 2)
   end

@@ -375,6 +375,27 @@ function Loading:subscribe(subscribe)
   end
 end
 
+-- ---- call ---------------------------------------------------------------------------------------
+
+-- One module is to be called by its name. Where no subscription has it, it gets one of its own, whose
+-- topic is `call`.
+function Loading:callable(name)
+  for _, subscribers in pairs(self.lanes) do
+    if subscribers[name] then
+      return
+    end
+  end
+  if self.modules[name] ~= nil then
+    return
+  end
+  if not package.searchpath(name, package.path) then
+    self:add(nil, ("there is no handler `%s`: no subscriber of %s has that name, and there is no %s/%s.lua"):format(
+      name, self.path, self.folder, name:gsub("%.", "/")))
+    return
+  end
+  self:subscription("call", name, name, {}, {})
+end
+
 -- ---- the whole ----------------------------------------------------------------------------------
 
 function Loading:settings(config)
@@ -405,6 +426,9 @@ local function run(self)
   if config.subscribe ~= nil then
     self:subscribe(config.subscribe)
   end
+  if self.called then
+    self:callable(self.called)
+  end
   local app = self.api.text "app"
   for _, subscribers in pairs(self.lanes) do
     for _, lane in pairs(subscribers) do
@@ -416,8 +440,8 @@ end
 local loader = {}
 
 -- Loads the config at `path`, as the user named it. Returns a table topic → subscriber → lane, or nil
--- and the list of problems.
-function loader.run(api, path, with_handlers, generation)
+-- and the list of problems. `called`, which may be nil: a name that must be a subscriber's or a module's.
+function loader.run(api, path, with_handlers, generation, called)
   local self = setmetatable({
     api = api,
     path = path,
@@ -425,6 +449,7 @@ function loader.run(api, path, with_handlers, generation)
     source = "",
     with_handlers = with_handlers,
     generation = generation,
+    called = with_handlers and called,
     modules = {},
     lanes = {},
     problems = {},

@@ -13,7 +13,7 @@ local render = require "tidemill.render"
 -- A handler may have changed the library's tables.
 local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
 local format = string.format
-local take = host.take
+local encode, take = host.encode, host.take
 local raised = render.raised
 
 local INFO = 1
@@ -78,8 +78,19 @@ function Context:log(text, fields)
   end
 end
 
+-- What a handler returned, as JSON. No value at all is null.
+local function written(result)
+  local json, wrong = encode(result, "result")
+  if not json then
+    error("what the handler returned cannot be written as JSON: " .. wrong, 0)
+  end
+  return json
+end
+
+-- Returns what the handler returned, where that is wanted.
 local function deliver(lane)
-  local message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw, payload, headers = take()
+  local message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw, payload, headers,
+    wants_result = take()
   local ctx = setmetatable({
     event = "message",
     topic = lane.topic,
@@ -97,17 +108,22 @@ local function deliver(lane)
     app = lane.app,
     raw = raw,
   }, Context)
-  lane.handler(payload, ctx)
+  local result = lane.handler(payload, ctx)
+  if wants_result then
+    return written(result)
+  end
 end
 
 local task = {}
 
--- What a coroutine runs for each delivery. Returns nothing when the handler returned, and otherwise
--- the error as text.
+-- What a coroutine runs for each delivery. Returns nothing when the handler returned, or nil and its
+-- result where that is wanted; and otherwise the error as text.
 function task.main(lane)
   local ok, text = xpcall(deliver, raised, lane)
   if not ok then
     return text
+  elseif text then
+    return nil, text
   end
 end
 

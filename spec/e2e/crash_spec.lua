@@ -1,6 +1,7 @@
 -- Handlers that take their executor down or hold it up: who answers for it, and that the innocent
 -- are not even counted an attempt.
 
+local clock = require "spec.support.clock"
 local journal = require "spec.support.journal"
 local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
@@ -16,7 +17,9 @@ local function start(body, config)
     config = config,
     handlers = { work = ('if payload.innocent then return journal.wait_for "go" end\n%s'):format(body) },
   }
-  return app, app:start()
+  -- A sanitizer would catch the signals that are meant to end a process.
+  local sanitizer = (os.getenv "TIDEMILL_TEST_CHILD_ASAN_OPTIONS" or "") .. ":handle_segv=0"
+  return app, app:start { env = { ASAN_OPTIONS = sanitizer } }
 end
 
 local function publish_innocents(app, count)
@@ -110,6 +113,43 @@ describe("a handler that kills its executor", function()
     app:write("go", "")
     journal.wait_until_finished(app)
     journal.assert_once_each(app, 8)
+  end)
+end)
+
+describe("executors killed from outside, again and again", function()
+  it("lose no message", function()
+    local app = journal.app {
+      config = {
+        executors = 3, concurrency = 10, batch = 30, max_attempts = 100, retry_backoff_secs = 0,
+        subscribe = { t = "work" },
+      },
+      handlers = { work = "tidemill.sleep(0.05 * math.random())" },
+    }
+    app:start()
+    journal.publish_many(app, "t", 1200)
+    for _ = 1, 15 do
+      local executors = {}
+      for _, child in ipairs(process.children()) do
+        if child.name:find "exec" then
+          table.insert(executors, child.pid)
+        end
+      end
+      if #executors > 0 then
+        process.run { "kill", "-9", tostring(executors[math.random(#executors)]) }
+      end
+      clock.sleep(0.05)
+    end
+    journal.wait_until_finished(app, 60)
+    assert.equal(1200, journal.count(app, "done"))
+    local ended = {}
+    for _, run in ipairs(journal.ended(app)) do
+      ended[run.id] = true
+    end
+    local count = 0
+    for _ in pairs(ended) do
+      count = count + 1
+    end
+    assert.equal(1200, count)
   end)
 end)
 

@@ -121,6 +121,18 @@ describe("a handler", function()
       assert.equal('["i","a.b",2,false]', run:outcome(ticket).error)
     end)
 
+    it("under the message's published_by, or under the one that the handler names", function()
+      local run = start "tidemill.publish('a', {}, payload)"
+      for options, by in pairs { ["{}"] = "ann", ['{"published_by": "bob"}'] = false } do
+        local ticket = run:deliver { published_by = "ann", payload = options }
+        local request = run:request()
+        assert.equal(by or nil, request.published_by)
+        assert.equal(not by and "bob" or nil, json.decode(request.body).published_by)
+        run:reply(request.request, true, "{}")
+        assert.equal("done", run:outcome(ticket).kind)
+      end
+    end)
+
     it("and raises the reply's error at the handler's line, to be caught or not", function()
       local run = start [[
         if payload.catch then ctx:discard(select(2, pcall(tidemill.publish, "a"))) end

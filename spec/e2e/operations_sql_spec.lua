@@ -199,12 +199,12 @@ describe("discard", function()
   it("ends a failed message with the reason given", function()
     local id = message "failed"
     ledger.db:query "update tidemill.queue_message set processed_at = now() - interval '30 days'"
-    local changed, text = call("discard($1, $2)", id, "  wrong customer ")
+    local changed, text = call("discard($1, $2)", id, " \t very wrong, v ")
     assert.is_true(changed)
     assert.equal(("message %s is discarded"):format(id), text)
     -- Kept from now on as long as any finished row.
     local row = ledger:rows("processed_at = updated_at")[1]
-    assert.same({ "discarded", "wrong customer" }, { row.status, row.error })
+    assert.same({ "discarded", "very wrong, v" }, { row.status, row.error })
     assert.same({ "bang", "boom" }, schema.column(elements(row), "error"))
   end)
 
@@ -432,6 +432,8 @@ describe("grant_to", function()
     publish_many = "select * from tidemill.publish_many('{a}'::text[], '{1}')",
     publish_item = "select * from tidemill.publish_item('{\"topic\": \"a\"}')",
     publish_items = "select * from tidemill.publish_many('[{\"topic\": \"a\"}]')",
+    execute = "select tidemill.execute('{\"topic\": \"a\"}')",
+    execute_jsonb = "select tidemill.execute('{\"topic\": \"a\"}'::jsonb)",
     retry = "select tidemill.retry(gen_random_uuid())",
     discard = "select tidemill.discard(gen_random_uuid(), 'x')",
     cancel = "select tidemill.cancel(gen_random_uuid())",
@@ -450,18 +452,19 @@ describe("grant_to", function()
     renew = "insert into tidemill.worker (id, app, lease_secs, lease_until) values (gen_random_uuid(), 'x', 1, now())",
     settings = "select prefix from tidemill.setting",
     remember = "select tidemill.remember_error(null, 1, now(), 'w', 'boom')",
+    place = "select tidemill.place('{}', '{}')",
     change_settings = "update tidemill.setting set notify = false",
     change_version = "delete from tidemill.migration",
     grant = "select tidemill.grant_to(session_user, 'worker')",
   }
 
   local duties = {
-    publisher = { "publish", "publish_many", "publish_item", "publish_items" },
+    publisher = { "publish", "publish_many", "publish_item", "publish_items", "execute", "execute_jsonb" },
     reader = { "lanes", "workers", "failed", "version" },
     operator = { "lanes", "workers", "failed", "version", "retry", "discard", "cancel", "reschedule" },
-    worker = { "publish", "publish_many", "publish_item", "publish_items", "retry", "discard", "cancel", "reschedule",
-      "lanes", "workers", "failed", "version", "claim", "prune", "insert", "payload", "register", "renew", "settings",
-      "remember" },
+    worker = { "publish", "publish_many", "publish_item", "publish_items", "execute", "execute_jsonb", "retry",
+      "discard", "cancel", "reschedule", "lanes", "workers", "failed", "version", "claim", "prune", "insert",
+      "payload", "register", "renew", "settings", "remember", "place" },
   }
 
   for duty, allowed in pairs(duties) do

@@ -114,3 +114,40 @@ describe("a lane with thousands waiting", function()
     app:write("go", "")
   end)
 end)
+
+describe("a message whose publisher commits late", function()
+  local function new_app(body, config)
+    config.subscribe = { t = "work" }
+    local app = journal.app { config = config, handlers = { work = body } }
+    app:start()
+    return app
+  end
+
+  it("is found although later ones were claimed before", function()
+    local app = new_app("", {})
+    local late = app:connect()
+    for _ = 1, 3 do
+      late:exec "begin"
+      local id = late:value "select (tidemill.publish('t')).id"
+      for _ = 1, 5 do
+        journal.publish_many(app, "t", 20)
+        journal.wait_until_finished(app)
+      end
+      late:exec "commit"
+      journal.wait_for_status(app, id, "done")
+    end
+  end)
+
+  it("is found in its turn while thousands wait", function()
+    local app = new_app("tidemill.sleep(0.02)", { concurrency = 10, batch = 10, shutdown_secs = 1 })
+    local late = app:connect()
+    late:exec "begin"
+    local id = late:value "select (tidemill.publish('t', notify => false)).id"
+    journal.publish_many(app, "t", 5000)
+    journal.wait_until_begun(app, 100)
+    late:exec "commit"
+    journal.wait_for_status(app, id, "done")
+    local waiting = journal.count(app, "pending")
+    assert.truthy(waiting > 2000, waiting .. " still wait")
+  end)
+end)

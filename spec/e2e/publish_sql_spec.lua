@@ -141,9 +141,17 @@ describe("publish", function()
     end)
 
     it("white space around it does not count", function()
-      local result = ledger:first "select * from tidemill.publish(E' \\t\\n\\r\\v\\fa.b_c-d:9 \\n')"
+      local result = ledger:first("select * from tidemill.publish($1)", " \t\n\r\v\fa.b_c-d:9 \n")
       assert.equal("a.b_c-d:9", result.topic)
       assert.equal("1", result.delivered)
+    end)
+
+    it("its own letters all count", function()
+      for _, topic in ipairs { "v", "vat.approv", "tnrf", "x0B" } do
+        assert.equal(topic, ledger:first("select * from tidemill.publish($1)", topic).topic)
+        assert.same({ topic, topic }, schema.column(ledger.db:query(
+          "select * from tidemill.publish_many(array[$1::text], '{1,2}')", topic), "topic"))
+      end
     end)
 
     it("200 characters are allowed, 201 are not", function()

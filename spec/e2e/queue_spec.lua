@@ -113,6 +113,43 @@ describe("a row written by hand", function()
   end)
 end)
 
+describe("a row with values that no publish allows", function()
+  it("does not stop the others", function()
+    local app = start ""
+    local columns = {
+      headers = "jsonb_build_object('a', repeat('x', 70000))", attempts = "2147483647", published_by = "repeat('x', 100000)",
+      created_at = "'infinity'", updated_at = "'-infinity'", crashes = "32767", errors = "'\"no list\"'",
+      max_attempts = "-1", claimed_by = "'nobody'", claimed_at = "'-infinity'", processed_at = "null",
+    }
+    local ids = {}
+    for name, value in pairs(columns) do
+      ids[name] = app.db:value(([[insert into tidemill.queue_message (topic, subscriber, %s)
+        values ('t', 'work', %s) returning id]]):format(name, value))
+    end
+    local plain = journal.publish(app, "t")
+    journal.wait_until_finished(app)
+    journal.wait_for_status(app, plain, "done")
+    for name, id in pairs(ids) do
+      local row = journal.row(app, id)
+      assert.equal(name == "headers" and "failed" or "done", row.status, name)
+      if name == "headers" then
+        assert.equal("its headers are larger than 65536 bytes", row.error)
+        assert.same({}, journal.begun(app, id))
+      end
+    end
+  end)
+
+  it("fails as any other when its handler does", function()
+    local app = start([[ error "no" ]], { max_attempts = 1 })
+    for column, value in pairs { attempts = "2147483647", errors = "'{\"a\": 1}'", crashes = "-1", attempts_ = "-7" } do
+      app.db:query(([[insert into tidemill.queue_message (topic, subscriber, %s) values ('t', 'work', %s)]]):format(
+        column:gsub("_$", ""), value))
+    end
+    journal.wait_until_finished(app)
+    assert.equal(4, journal.count(app, "failed", "error like '%no%' and jsonb_array_length(errors) = 1"))
+  end)
+end)
+
 describe("work is found", function()
   it("by the poll alone when notifications are off", function()
     local app = start(NOTE, { notify = false, poll_secs = 0.3 })
@@ -142,6 +179,54 @@ describe("work is found", function()
     app.db:query "update tidemill.queue_message set available_at = now() - interval '1 year'"
     app:start()
     journal.wait_for_status(app, id, "done")
+  end)
+end)
+
+describe("a worker of one subscription", function()
+  it("leaves the others to others", function()
+    local app = journal.app {
+      config = { subscribe = { t = { "first", "second" }, other = "second" } },
+      handlers = { first = NOTE, second = NOTE },
+    }
+    app:start { "--only", "t/first" }
+    app.db:query "select tidemill.publish('t'), tidemill.publish('other')"
+    app:wait_until(function()
+      return journal.count(app, "done") == 1
+    end)
+    assert.equal(2, journal.count(app, "pending"))
+    app:start()
+    journal.wait_until_finished(app)
+    journal.assert_once_each(app, 3)
+  end)
+end)
+
+describe("hundreds of lanes", function()
+  it("are all served", function()
+    local subscribe = {}
+    for i = 1, 300 do
+      subscribe["topic." .. i] = { work = { handler = "work" } }
+    end
+    local app = start("", { subscribe = subscribe })
+    for _ = 1, 3 do
+      app.db:query "select count(tidemill.publish('topic.' || i)) from generate_series(1, 300) as i"
+    end
+    journal.wait_until_finished(app)
+    journal.assert_once_each(app, 900)
+  end)
+end)
+
+describe("a storm of notifications", function()
+  it("costs a handful of claims", function()
+    local app = start([[ error "it tells the number of its claim" ]], { max_attempts = 1 })
+    local worker = app.processes[1]
+    worker:kill "STOP"
+    app.db:exec [[do $$ begin
+      for i in 1 .. 20000 loop perform pg_notify('tidemill_queue', 't'); commit; end loop;
+    end $$]]
+    worker:kill "CONT"
+    local row = journal.wait_for_status(app, journal.publish(app, "t"), "failed")
+    local claims = tonumber(row.errors:match '"by": "[^"#]*#(%d+)"')
+    assert.truthy(claims < 200, claims .. " claims")
   end)
 end)
 
@@ -206,9 +291,14 @@ describe("a handler publishes", function()
   end)
 
   it("something the database refuses, and fails for that reason", function()
-    local app = start([[ ctx:publish("after", {}, { dedupe_key = ("k"):rep(501) }) ]], { max_attempts = 1 })
+    local app = start([[ ctx:publish("after", {}) ]], { max_attempts = 1 })
+    app.db:exec [[
+      create function refuse() returns trigger language plpgsql as 'begin raise ''not today''; end';
+      create trigger refuse before insert on tidemill.queue_message for each row
+        when (new.topic = 'after') execute function refuse();
+    ]]
     local row = journal.wait_for_status(app, journal.publish(app, "t"), "failed")
-    assert.truthy(row.error:find("`dedupe_key` has 501 characters", 1, true), row.error)
+    assert.equal("what the handler published was refused: not today", row.error)
     assert.equal(1, #app:ledger())
   end)
 end)

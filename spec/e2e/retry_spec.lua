@@ -55,6 +55,15 @@ describe("a handler that raises", function()
     end
   end)
 
+  it("is run again when it is due, without a notification or a poll", function()
+    local app = start([[ if ctx.attempts == 1 then error "first" end ]], { notify = false, retry_backoff_secs = 1 })
+    journal.publish(app, "t")
+    app:stop()
+    app:start()
+    journal.wait_until_finished(app)
+    assert.equal(2, #journal.begun(app))
+  end)
+
   it("keeps the last five errors, and ends as a dead letter", function()
     local app = start([[ error("attempt " .. ctx.attempts) ]], { retry_backoff_secs = 0, max_attempts = 7 })
     local row = journal.wait_for_status(app, journal.publish(app, "t"), "failed")

@@ -87,6 +87,23 @@ describe("an orderly stop", function()
   end)
 end)
 
+describe("a rolling restart", function()
+  it("loses nothing and runs nothing twice", function()
+    local app = new_app({ concurrency = 8, batch = 8, shutdown_secs = 60 }, "tidemill.sleep(0.02)")
+    local old = { app:start(), app:start() }
+    journal.publish_many(app, "t", 1500)
+    for i = 1, 4 do
+      journal.wait_until_begun(app, #journal.begun(app) + 100)
+      old[2 + i] = app:start()
+      old[i]:kill "TERM"
+      assert.same({ 0 }, { old[i]:wait() })
+    end
+    journal.wait_until_finished(app)
+    assert.equal(1500, journal.count(app, "done", "attempts = 1 and crashes = 0"))
+    journal.assert_once_each(app, 1500)
+  end)
+end)
+
 describe("a second signal", function()
   it("ends the worker at once with 3, and what ran is given back", function()
     local app = new_app({ shutdown_secs = 3600 }, "tidemill.sleep(3600)")

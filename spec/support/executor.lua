@@ -135,6 +135,7 @@ local readers = {
       delay_secs = outcome.delay_secs,
       error = span_text(outcome.error),
       publications = span_text(outcome.publications),
+      result = span_text(outcome.result),
     }
   end,
   [lib.MILL_FRAME_REQUEST] = function(self, body, err)
@@ -240,8 +241,8 @@ end
 
 -- ---- what a runtime does ------------------------------------------------------------------------
 
-function Run:send_load(mode, path)
-  local load = ffi.new("struct mill_load", MODES[mode], self.generation, span(path))
+function Run:send_load(mode, path, call)
+  local load = ffi.new("struct mill_load", MODES[mode], self.generation, span(path), span(call))
   lib.mill_load_write(self.output, load)
   self:flush()
 end
@@ -271,6 +272,7 @@ function Run:prepare(fields)
   deliver.published_by = span(fields.published_by or "")
   deliver.headers = span(fields.headers)
   deliver.payload = span(fields.payload or "{}")
+  deliver.wants_result = fields.wants_result or false
   lib.mill_deliver_write(self.output, deliver)
   return tonumber(deliver.ticket)
 end
@@ -402,7 +404,7 @@ end
 -- Starts an executor, writes config.lua and the handlers, sends LOAD and waits for the answer: then
 -- `manifest` or `load_error` is set. `options`: `config` (text), `handlers` (name → source, dots are
 -- folders), `files` (path → text), `mode` ("handlers" by default, or "config"), `path` (of the config
--- in LOAD), `generation`, `env`, `memory_kb`.
+-- in LOAD), `call` (likewise), `generation`, `env`, `memory_kb`.
 function executor.load(options)
   local self = executor.spawn(options)
   folder.write(self.dir, "config.lua", options.config or "return {}")
@@ -412,7 +414,7 @@ function executor.load(options)
   for path, text in pairs(options.files or {}) do
     folder.write(self.dir, path, text)
   end
-  self:send_load(options.mode or "handlers", options.path or "config.lua")
+  self:send_load(options.mode or "handlers", options.path or "config.lua", options.call)
   self:wait_for(function()
     return self.manifest or self.load_error
   end, "an answer to LOAD")

@@ -227,11 +227,11 @@ function App:ledger_name()
   return quoted(self.schema) .. "." .. quoted(self.table)
 end
 
--- The rows of the ledger, all columns as text, in the order of `seq`; `where` is SQL with
--- parameters $1….
+-- The rows of the ledger, all columns as text, in the order of `seq` (or of `app.order`, where the
+-- table has no such column); `where` is SQL with parameters $1….
 function App:ledger(where, ...)
-  return self.db:query(
-    ("select * from %s where %s order by seq"):format(self:ledger_name(), where or "true"), ...)
+  return self.db:query(("select * from %s where %s order by %s"):format(
+    self:ledger_name(), where or "true", self.order or "seq"), ...)
 end
 
 -- Polls until `fn` returns something true and returns that; raises after `secs` (30) with the

@@ -50,29 +50,29 @@ end
 local frames = {
   LOAD = {
     kind = 1, struct = "struct mill_load", write = lib.mill_load_write, read = lib.mill_load_read,
-    example = { mode = 1, generation = 4294967295, config_path = span "dir/config.lua" },
+    example = { mode = 1, generation = 4294967295, config_path = span "dir/config.lua", call = span "crm.sync" },
     fields = function(load)
-      return { tonumber(load.mode), load.generation, text_of(load.config_path) }
+      return { tonumber(load.mode), load.generation, text_of(load.config_path), text_of(load.call) }
     end,
-    expected = { 1, 4294967295, "dir/config.lua" },
+    expected = { 1, 4294967295, "dir/config.lua", "crm.sync" },
   },
   DELIVER = {
     kind = 2, struct = "struct mill_deliver", write = lib.mill_deliver_write, read = lib.mill_deliver_read,
     example = {
       ticket = 0xfedcba9876543210ULL, lane = 7, id = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255 },
       attempts = 3, max_attempts = 9, priority = -9, created_at = -1LL, published_by = span "",
-      headers = span(nil), payload = span "{\"a\0\": 1}",
+      headers = span(nil), payload = span "{\"a\0\": 1}", wants_result = true,
     },
     fields = function(deliver)
       return {
         tostring(deliver.ticket), deliver.lane, ffi.string(deliver.id, 16), deliver.attempts, deliver.max_attempts,
         deliver.priority, tostring(deliver.created_at), text_of(deliver.published_by), tostring(deliver.headers.data),
-        text_of(deliver.payload),
+        text_of(deliver.payload), deliver.wants_result,
       }
     end,
     expected = {
       "18364758544493064720ULL", 7, "\1\2\3\4\5\6\7\8\9\10\11\12\13\14\15\255", 3, 9, -9, "-1LL", "",
-      "cdata<const char *>: NULL", "{\"a\0\": 1}",
+      "cdata<const char *>: NULL", "{\"a\0\": 1}", true,
     },
   },
   CANCEL = {
@@ -93,14 +93,15 @@ local frames = {
   },
   OUTCOME = {
     kind = 66, struct = "struct mill_outcome", write = lib.mill_outcome_write, read = lib.mill_outcome_read,
-    example = { ticket = 7, kind = 5, delay_secs = 2.5, error = span "why\255", publications = span "[]" },
+    example = { ticket = 7, kind = 5, delay_secs = 2.5, error = span "why\255", publications = span "[]",
+      result = span "null" },
     fields = function(outcome)
       return {
         tonumber(outcome.ticket), tonumber(outcome.kind), outcome.delay_secs, text_of(outcome.error),
-        text_of(outcome.publications),
+        text_of(outcome.publications), text_of(outcome.result),
       }
     end,
-    expected = { 7, 5, 2.5, "why\255", "[]" },
+    expected = { 7, 5, 2.5, "why\255", "[]", "null" },
   },
   REQUEST = {
     kind = 67, struct = "struct mill_request", write = lib.mill_request_write, read = lib.mill_request_read,

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "app/talk.h"
 #include "core/config.h"
 #include "core/err.h"
 #include "core/message.h"
@@ -24,6 +25,18 @@ int mill_load_manifest(const char *path, enum mill_load_mode mode, double limit_
 int mill_load_manifest_listing(const char *path, enum mill_load_mode mode, double limit_secs,
                                struct mill_manifest *manifest, struct mill_buffer *problems,
                                struct mill_err *err);
+
+/*
+ * The same as two steps of a talk that goes on. Ask: FRAME is success, and `manifest` the caller's
+ * to free. Anything else: end the talk, then explain what happened with its status, in which `err`
+ * stays as it is where it says so already. Explain returns −1.
+ */
+enum mill_talk_event mill_load_ask(struct mill_talk *talk, const char *path,
+                                   const struct mill_load *load, double limit_secs,
+                                   struct mill_manifest *manifest, struct mill_buffer *problems,
+                                   struct mill_err *err);
+int mill_load_explain(enum mill_talk_event event, const char *path, double limit_secs, int status,
+                      struct mill_err *err);
 
 /* Which program executors are started from: this one. Returns a static path. */
 const char *mill_load_program(void);

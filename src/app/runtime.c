@@ -12,6 +12,8 @@
  */
 #include "app/runtime.h"
 
+#include <math.h>
+
 #include "app/load.h"
 #include "core/killpoint.h"
 #include "core/log.h"
@@ -24,7 +26,8 @@
 #include "flow/settle.h"
 
 #define HASTY_MS 2000
-#define LINK_DEADLINE_SECS 60
+/* An exchange unanswered for so long: the connection hangs. A renewal has less time. */
+#define LINK_DEADLINE_SECS 60.0
 /* Outcomes the database has not taken yet, in batches: beyond, nothing more is claimed. */
 #define UNSETTLED_BATCHES 4
 
@@ -107,7 +110,7 @@ static void on_claimed(struct mill_delivery *delivery, struct mill_deliver *deli
 		drop(delivery);
 }
 
-static void on_refused_payload(struct mill_delivery *delivery, const char *reason, void *context)
+static void on_refused_message(struct mill_delivery *delivery, const char *reason, void *context)
 {
 	struct mill_runtime *runtime = context;
 	if (!is_alive(runtime)) {
@@ -223,7 +226,7 @@ static void on_registered(void *context)
 			.poll_secs = settings->poll_secs,
 			.room = room,
 			.on_claimed = on_claimed,
-			.on_refused = on_refused_payload,
+			.on_refused = on_refused_message,
 			.context = runtime,
 		};
 		runtime->claim = mill_claim_new(&options);
@@ -376,6 +379,9 @@ static void start_links(struct mill_runtime *runtime)
 			.on_up = links[i].on_up,
 			.context = runtime,
 		};
+		if (i == LEASE)
+			options.deadline_secs =
+			        fmin(LINK_DEADLINE_SECS, (double)settings->lease_secs / 2);
 		if (i == LISTEN) {
 			if (settings->listen_database != NULL)
 				options.dsn = settings->listen_database;
@@ -498,6 +504,8 @@ static void on_deadline_closed(uv_handle_t *handle)
 /* The links are closed, so nobody answers any more: the modules can go. */
 static void close_modules(struct mill_runtime *runtime)
 {
+	/* A claim may have been answered when the end was decided already. */
+	mill_dispatch_release(runtime->dispatch);
 	mill_settle_forget(runtime->settle);
 	mill_relay_free(runtime->relay);
 	mill_dispatch_free(runtime->dispatch);
@@ -613,6 +621,9 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
 		.table = settings->table,
 		.prefix = settings->prefix,
 		.max_payload_bytes = settings->max_payload_bytes,
+		.shape = options->shape,
+		.notify = settings->notify,
+		.retain_hours = settings->lane.retain_hours,
 	};
 	runtime->store = mill_store_new(&store_options);
 	start_links(runtime);

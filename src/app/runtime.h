@@ -10,6 +10,7 @@
 
 #include "core/config.h"
 #include "core/err.h"
+#include "pg/queries.h"
 
 struct mill_runtime;
 
@@ -20,6 +21,7 @@ struct mill_runtime_options {
 	bool until_idle;         /* stop by itself when nothing is claimable any more */
 	const char *only; /* "TOPIC" or "TOPIC/SUBSCRIBER": claim for these lanes alone; or NULL */
 	const struct mill_manifest *manifest; /* as loaded from config_path; copied */
+	enum mill_shape shape;                /* of what lies in the database */
 
 	/* Executors loaded, database reached, lanes registered: called once, on the loop. */
 	void (*on_ready)(void *context);

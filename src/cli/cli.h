@@ -28,13 +28,13 @@ struct mill_option {
 	const char *help;
 };
 
-#define MILL_OPTIONS_MAX 12 /* of one command */
-#define MILL_OPERANDS_MAX 2
+#define MILL_OPTIONS_MAX 12       /* of one command */
+#define MILL_OPERANDS_ANY 1000000 /* as max_operands: as many as there are */
 
 struct mill_cli;
 
 struct mill_command {
-	const char *name;
+	const char *name;                  /* one word, or two as in "failed list" */
 	const char *synopsis;              /* what follows the name */
 	const char *summary;               /* one line */
 	const char *details;               /* what help says besides; ends with a newline */
@@ -48,11 +48,12 @@ struct mill_cli {
 	const char *program;                 /* argv[0] */
 	const struct mill_command *commands; /* all; ends with a row without a name */
 	const struct mill_command *command;
+	const char *group;       /* the first word of a command of two; NULL: not given */
 	const char *config_path; /* ./config.lua where not given */
 	bool config_given;
 	const char *database;                 /* NULL: not given */
 	const char *values[MILL_OPTIONS_MAX]; /* of the command's options; "" for a flag */
-	const char *operands[MILL_OPERANDS_MAX];
+	const char **operands;                /* in argv, which they displace from its front */
 	int operand_count;
 	bool help;
 	bool leave_at_once; /* set by a command: a thread of its own still runs */
@@ -79,7 +80,7 @@ int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, do
 /* The entry of `names` most like `word`, or NULL where none is close. */
 const char *mill_cli_closest(const char *word, const char *const *names, size_t count);
 
-/* `tidemill --help`, and `tidemill help COMMAND`. */
+/* `tidemill --help`, or what a group has; and `tidemill help COMMAND`. */
 void mill_cli_print_overview(const struct mill_cli *cli, FILE *out);
 void mill_cli_print_help(const struct mill_command *command, FILE *out);
 
@@ -97,6 +98,15 @@ char *mill_cli_shell_word(const char *word);
  * line. */
 void mill_cli_print_lanes(FILE *out, const struct mill_manifest *manifest, int indent);
 
+/* All of standard input, or of a text's own bytes where it is not `-`; a NUL stands behind. */
+int mill_cli_read_payload(const char *operand, struct mill_buffer *payload, struct mill_err *err);
+
+/*
+ * A date and a time with its zone, as the option `name` takes it: without a zone it would mean
+ * whatever the server's is.
+ */
+int mill_cli_check_time(const char *name, const char *at, struct mill_err *err);
+
 /*
  * Is `text` JSON that Postgres takes (jsonb)? The error, MILL_ERR_INPUT, says in which line and
  * column it ceases to be.
@@ -105,6 +115,14 @@ int mill_cli_check_json(const char *text, size_t len, struct mill_err *err);
 
 /* The folder that the config is in; a new string for the caller to free. */
 char *mill_cli_folder(const struct mill_cli *cli);
+
+/* How long a config and its handlers may take to load: one may read a model or warm a cache. */
+#define MILL_CLI_LOAD_SECS 60
+
+/* Is there a config at all? The error says where to go. */
+int mill_cli_check_config(const struct mill_cli *cli, struct mill_err *err);
+/* Tell all problems of a config, a line each, but the last, which becomes `err`. */
+void mill_cli_tell_problems(struct mill_buffer *problems, struct mill_err *err);
 
 /*
  * Load the config, within a time. On success `manifest` is the caller's to free. When several
@@ -118,13 +136,34 @@ int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode,
  * that runs for the config's folder, else the PG* variables; and the config (its defaults where
  * --database stands without one). Without a config and --database it is an error.
  */
+struct mill_session;
+struct mill_rows;
 struct mill_cli_database {
 	char *dsn; /* NULL: PG* variables */
 	struct mill_manifest manifest;
+	struct mill_session *session; /* NULL: not connected */
 };
 int mill_cli_find_database(const struct mill_cli *cli, struct mill_cli_database *database,
                            struct mill_err *err);
+/* Find it and connect; then the server's warnings are told. Nothing is left to free on error. */
+int mill_cli_open_database(const struct mill_cli *cli, struct mill_cli_database *database,
+                           struct mill_err *err);
+/* Connect (again) to a database that was found. The error says which command helps. */
+int mill_cli_connect(const struct mill_cli *cli, struct mill_cli_database *database,
+                     struct mill_err *err);
 void mill_cli_free_database(struct mill_cli_database *database);
+
+/*
+ * mill_session_query, with the names of the config in the place of {schema}, {table} and {prefix}.
+ * The error says which command helps; one about a value of the user's is MILL_ERR_INPUT.
+ */
+int mill_cli_query(struct mill_cli_database *database, const char *sql, int n_params,
+                   const char *const *params, struct mill_rows **rows, struct mill_err *err);
+/* The same in a transaction of its own whose plans are pinned: mill_housekeeping_query. */
+int mill_cli_query_pinned(struct mill_cli_database *database, const char *sql, int n_params,
+                          const char *const *params, struct mill_rows **rows, struct mill_err *err);
+/* An error of that session told so, for whoever asked it by itself. Returns −1. */
+int mill_cli_explain(const struct mill_cli_database *database, struct mill_err *err);
 
 /* What migrations are told by a config. The texts stay the manifest's and the DSN's owner's. */
 struct mill_migrate_options;
@@ -134,13 +173,52 @@ void mill_cli_migrate_options(const struct mill_manifest *manifest, const char *
 /* "user@host:port/dbname" of a DSN (NULL: PG* variables), never a password; a new string. */
 char *mill_cli_describe(const char *dsn);
 
-/* The commands. */
+/* A message's id as it is typed; the error says what one looks like. */
+int mill_cli_check_id(const char *id, struct mill_err *err);
+
+/*
+ * Long work: what is done so far, on a line of stderr that is drawn over, at most twice a second;
+ * nothing where stderr is no terminal. `mill_progress_end` wipes the line, before anything else is
+ * said. Zero-initialised to begin with.
+ */
+struct mill_progress {
+	bool drawn;
+	uint64_t next_ns;
+};
+MILL_PRINTF(2, 3) void mill_progress_show(struct mill_progress *progress, const char *format, ...);
+void mill_progress_end(struct mill_progress *progress);
+
+/*
+ * From now on the first SIGINT or SIGTERM is only noted, for work to end in order, and interrupts
+ * what waits; the second ends the process.
+ */
+void mill_cli_note_interrupts(void);
+bool mill_cli_interrupted(void);
+
+/* The table of commands, and the commands. */
+extern const struct mill_command mill_cli_commands[];
+int mill_cli_init(struct mill_cli *cli);
 int mill_cli_dev(struct mill_cli *cli);
 int mill_cli_run(struct mill_cli *cli);
 int mill_cli_check(struct mill_cli *cli);
 int mill_cli_migrate(struct mill_cli *cli);
 int mill_cli_publish(struct mill_cli *cli);
+/* `publish --lines`, and what both of these check before they look for a database. */
+int mill_cli_publish_lines(struct mill_cli *cli);
+int mill_cli_check_publish(const struct mill_cli *cli, struct mill_err *err);
+int mill_cli_call(struct mill_cli *cli);
+int mill_cli_drain(struct mill_cli *cli);
+int mill_cli_status(struct mill_cli *cli);
+int mill_cli_failed_list(struct mill_cli *cli);
+int mill_cli_failed_show(struct mill_cli *cli);
+int mill_cli_failed_retry(struct mill_cli *cli);
+int mill_cli_failed_discard(struct mill_cli *cli);
+int mill_cli_cancel(struct mill_cli *cli);
+int mill_cli_reschedule(struct mill_cli *cli);
+int mill_cli_reclaim(struct mill_cli *cli);
+int mill_cli_prune(struct mill_cli *cli);
 int mill_cli_version(struct mill_cli *cli);
 int mill_cli_executor(struct mill_cli *cli);
 int mill_cli_keys(struct mill_cli *cli);
+int mill_cli_statements(struct mill_cli *cli);
 int mill_cli_help(struct mill_cli *cli);

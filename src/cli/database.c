@@ -1,4 +1,4 @@
-/* Which config and which database a command means: see cli.h. */
+/* Which config and which database a command means, and how it asks it: see cli.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -7,10 +7,10 @@
 #include "app/load.h"
 #include "cli/cli.h"
 #include "pg/address.h"
+#include "pg/housekeeping.h"
 #include "pg/migrate.h"
-
-/* Much longer than any config takes; a handler may read a model or warm a cache. */
-#define LOAD_SECS 60
+#include "pg/queries.h"
+#include "pg/session.h"
 
 char *mill_cli_folder(const struct mill_cli *cli)
 {
@@ -27,8 +27,20 @@ static bool config_is_there(const struct mill_cli *cli)
 	return access(cli->config_path, F_OK) == 0;
 }
 
-static void tell_problems(struct mill_buffer *problems, struct mill_err *err)
+int mill_cli_check_config(const struct mill_cli *cli, struct mill_err *err)
 {
+	if (config_is_there(cli))
+		return 0;
+	return mill_err_set(err, MILL_ERR_CONFIG,
+	                    "there is no %s: go to the folder of your app, or name its config with "
+	                    "-c FILE",
+	                    cli->config_path);
+}
+
+void mill_cli_tell_problems(struct mill_buffer *problems, struct mill_err *err)
+{
+	if (problems->len == 0)
+		return;
 	mill_buffer_bytes(problems, "", 1);
 	char *rest = problems->data;
 	for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
@@ -43,17 +55,13 @@ static void tell_problems(struct mill_buffer *problems, struct mill_err *err)
 int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode,
                   struct mill_manifest *manifest, struct mill_err *err)
 {
-	if (!config_is_there(cli))
-		return mill_err_set(
-		        err, MILL_ERR_CONFIG,
-		        "there is no %s: go to the folder of your app, or name its config with "
-		        "-c FILE",
-		        cli->config_path);
+	if (mill_cli_check_config(cli, err) != 0)
+		return -1;
 	struct mill_buffer problems = { 0 };
-	int result = mill_load_manifest_listing(cli->config_path, mode, LOAD_SECS, manifest,
-	                                        &problems, err);
-	if (result != 0 && problems.len > 0)
-		tell_problems(&problems, err);
+	int result = mill_load_manifest_listing(cli->config_path, mode, MILL_CLI_LOAD_SECS,
+	                                        manifest, &problems, err);
+	if (result != 0)
+		mill_cli_tell_problems(&problems, err);
 	mill_buffer_free(&problems);
 	return result;
 }
@@ -86,9 +94,98 @@ int mill_cli_find_database(const struct mill_cli *cli, struct mill_cli_database 
 
 void mill_cli_free_database(struct mill_cli_database *database)
 {
+	mill_session_close(database->session);
 	free(database->dsn);
 	mill_manifest_free(&database->manifest);
+	*database = (struct mill_cli_database){ 0 };
 }
+
+/* ---- asking it ------------------------------------------------------------------------------- */
+
+static void on_notice(const char *severity, const char *text, void *context)
+{
+	(void)context;
+	if (strcmp(severity, "WARNING") == 0)
+		mill_cli_warn("%s", text);
+}
+
+int mill_cli_explain(const struct mill_cli_database *database, struct mill_err *err)
+{
+	static const char *const missing[] = { "3F000", "42883", "42P01" };
+	const char *schema = database->manifest.settings.schema;
+	char said[sizeof(err->message)];
+	memcpy(said, err->message, sizeof(said));
+	for (size_t i = 0; i < MILL_COUNT(missing); i++)
+		if (strcmp(err->sqlstate, missing[i]) == 0)
+			return mill_err_set(
+			        err, MILL_ERR_DATABASE,
+			        "this database has no queue in schema \"%s\": %s (%s)", schema,
+			        database->manifest.settings.migrate
+			                ? "run `tidemill migrate`"
+			                : "this command needs what `tidemill migrate` makes, and "
+			                  "the config says `migrate = false`",
+			        said);
+	if (strcmp(err->sqlstate, "42501") == 0)
+		return mill_err_set(err, MILL_ERR_DATABASE,
+		                    "%s: the owner of schema \"%s\" grants what a role needs by "
+		                    "`grant_to`, see docs/sql.md",
+		                    said, schema);
+	/* A value that the server finds wrong is a mistake in the command. */
+	if (strncmp(err->sqlstate, "22", 2) == 0)
+		err->kind = MILL_ERR_INPUT;
+	if (err->kind == MILL_ERR_UNREACHED && database->dsn == NULL)
+		return mill_err_wrap(err,
+		                     "no database is named in the config, no `tidemill dev` runs "
+		                     "there, and by the PG* variables");
+	return -1;
+}
+
+int mill_cli_connect(const struct mill_cli *cli, struct mill_cli_database *database,
+                     struct mill_err *err)
+{
+	char *name = mill_sprintf("tidemill %s", cli->command->name);
+	mill_session_close(database->session);
+	database->session = NULL;
+	int result = mill_session_open(database->dsn, name, &database->session, err);
+	free(name);
+	if (result != 0)
+		return mill_cli_explain(database, err);
+	mill_session_on_notice(database->session, on_notice, NULL);
+	return 0;
+}
+
+int mill_cli_open_database(const struct mill_cli *cli, struct mill_cli_database *database,
+                           struct mill_err *err)
+{
+	if (mill_cli_find_database(cli, database, err) != 0)
+		return -1;
+	if (mill_cli_connect(cli, database, err) == 0)
+		return 0;
+	mill_cli_free_database(database);
+	return -1;
+}
+
+int mill_cli_query(struct mill_cli_database *database, const char *sql, int n_params,
+                   const char *const *params, struct mill_rows **rows, struct mill_err *err)
+{
+	const struct mill_settings *settings = &database->manifest.settings;
+	char *filled = mill_query_fill(sql, settings->schema, settings->table, settings->prefix);
+	int result = mill_session_query(database->session, filled, n_params, params, rows, err);
+	free(filled);
+	return result == 0 ? 0 : mill_cli_explain(database, err);
+}
+
+int mill_cli_query_pinned(struct mill_cli_database *database, const char *sql, int n_params,
+                          const char *const *params, struct mill_rows **rows, struct mill_err *err)
+{
+	const struct mill_settings *settings = &database->manifest.settings;
+	struct mill_housekeeping queue = { database->session, settings->schema, settings->table,
+		                           settings->prefix };
+	int result = mill_housekeeping_query(&queue, sql, n_params, params, rows, err);
+	return result == 0 ? 0 : mill_cli_explain(database, err);
+}
+
+/* ---- about it -------------------------------------------------------------------------------- */
 
 void mill_cli_migrate_options(const struct mill_manifest *manifest, const char *dsn,
                               struct mill_migrate_options *options)

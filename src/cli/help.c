@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-#define INDENT 28 /* where the text beside an option begins */
+#define INDENT 28        /* where the text beside an option begins */
+#define COMMAND_WIDTH 16 /* of the names in the list of commands */
 
 static void print_option(const struct mill_option *option, FILE *out)
 {
@@ -22,17 +23,26 @@ static void print_options(const struct mill_option *options, FILE *out)
 		print_option(options, out);
 }
 
+/* Commands, all of them or those of a group. */
+static void print_commands(const struct mill_cli *cli, FILE *out)
+{
+	size_t len = cli->group ? strlen(cli->group) : 0;
+	for (const struct mill_command *command = cli->commands; command->name; command++) {
+		bool other = len > 0 && (strncmp(command->name, cli->group, len) != 0 ||
+		                         command->name[len] != ' ');
+		if (!command->hidden && !other)
+			fprintf(out, "  %-*s%s\n", COMMAND_WIDTH, command->name, command->summary);
+	}
+}
+
 void mill_cli_print_overview(const struct mill_cli *cli, FILE *out)
 {
-	fputs("tidemill: a message queue in Postgres whose handlers are Lua functions\n"
-	      "\n"
-	      "usage: tidemill COMMAND [ARGUMENT…]\n"
-	      "\n"
-	      "commands:\n",
-	      out);
-	for (const struct mill_command *command = cli->commands; command->name; command++)
-		if (!command->hidden)
-			fprintf(out, "  %-12s%s\n", command->name, command->summary);
+	if (cli->group == NULL)
+		fputs("tidemill: a message queue in Postgres whose handlers are Lua functions\n\n",
+		      out);
+	fprintf(out, "usage: tidemill %s%sCOMMAND [ARGUMENT…]\n\ncommands:\n",
+	        cli->group ? cli->group : "", cli->group ? " " : "");
+	print_commands(cli, out);
 	fputs("\noptions of all commands:\n", out);
 	print_options(mill_cli_options, out);
 	fputs("\n`tidemill help COMMAND` says more about one.\n", out);
@@ -64,12 +74,17 @@ int mill_cli_help(struct mill_cli *cli)
 		mill_cli_print_overview(cli, stdout);
 		return MILL_EXIT_OK;
 	}
-	/* A word given to `help` is looked up as the command line looks it up. */
+	/* Words given to `help` are looked up as the command line looks them up. */
 	struct mill_cli asked = { .program = cli->program, .commands = cli->commands };
 	struct mill_err err = MILL_ERR_INIT;
-	char *words[] = { (char *)cli->program, "--help", (char *)cli->operands[0] };
-	if (mill_cli_parse(&asked, 3, words, &err) != 0)
+	char *words[4] = { (char *)cli->program, "--help" };
+	for (int i = 0; i < cli->operand_count; i++)
+		words[2 + i] = (char *)cli->operands[i];
+	if (mill_cli_parse(&asked, 2 + cli->operand_count, words, &err) != 0)
 		return mill_cli_fail(&err);
-	mill_cli_print_help(asked.command, stdout);
+	if (asked.command == NULL)
+		mill_cli_print_overview(&asked, stdout);
+	else
+		mill_cli_print_help(asked.command, stdout);
 	return MILL_EXIT_OK;
 }

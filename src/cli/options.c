@@ -64,21 +64,38 @@ const char *mill_cli_closest(const char *word, const char *const *names, size_t 
 	return fewest <= 1 + strlen(word) / 4 ? best : NULL;
 }
 
-#define NAMES_MAX 32
+#define NAMES_MAX 64
+
+/*
+ * What may stand in a command's place: first words, or after a group's name its whole commands. Its
+ * strings are the caller's to free.
+ */
+static size_t command_names(const struct mill_cli *cli, char *names[NAMES_MAX])
+{
+	size_t count = 0;
+	for (const struct mill_command *command = cli->commands; command->name; command++) {
+		size_t len = cli->group ? strlen(command->name) : strcspn(command->name, " ");
+		if (!command->hidden && count < NAMES_MAX)
+			names[count++] = mill_strndup(command->name, len);
+	}
+	return count;
+}
 
 static int unknown_command(const struct mill_cli *cli, const char *word, struct mill_err *err)
 {
-	const char *names[NAMES_MAX];
-	size_t count = 0;
-	for (const struct mill_command *command = cli->commands; command->name; command++)
-		if (!command->hidden && count < NAMES_MAX)
-			names[count++] = command->name;
-	const char *closest = mill_cli_closest(word, names, count);
+	char *names[NAMES_MAX];
+	size_t count = command_names(cli, names);
+	const char *closest = mill_cli_closest(word, (const char *const *)names, count);
 	if (closest != NULL)
-		return mill_err_set(err, MILL_ERR_USAGE,
-		                    "there is no command `%s`: did you mean `%s`?", word, closest);
-	return mill_err_set(err, MILL_ERR_USAGE,
-	                    "there is no command `%s`: `tidemill --help` lists them", word);
+		mill_err_set(err, MILL_ERR_USAGE, "there is no command `%s`: did you mean `%s`?",
+		             word, closest);
+	else
+		mill_err_set(err, MILL_ERR_USAGE,
+		             "there is no command `%s`: `tidemill %s%s--help` lists them", word,
+		             cli->group ? cli->group : "", cli->group ? " " : "");
+	for (size_t i = 0; i < count; i++)
+		free(names[i]);
+	return -1;
 }
 
 static int unknown_option(const struct mill_cli *cli, const char *word, struct mill_err *err)
@@ -234,20 +251,34 @@ static int take_option(struct mill_cli *cli, struct words *words, struct shared 
 	return set_shared(cli, index, value, shared, err);
 }
 
+/* The command, in one word or two. */
+static int take_command(struct mill_cli *cli, const char *word, struct mill_err *err)
+{
+	char *name = cli->group ? mill_sprintf("%s %s", cli->group, word) : mill_strdup(word);
+	size_t len = strlen(name);
+	bool begins = false;
+	for (const struct mill_command *command = cli->commands; command->name; command++) {
+		if (strcmp(command->name, name) == 0)
+			cli->command = command;
+		if (strncmp(command->name, name, len) == 0 && command->name[len] == ' ')
+			begins = true;
+	}
+	int result = cli->command || begins ? 0 : unknown_command(cli, name, err);
+	if (begins)
+		cli->group = word;
+	free(name);
+	return result;
+}
+
 static int take_word(struct mill_cli *cli, const char *word, struct mill_err *err)
 {
-	if (cli->command == NULL) {
-		for (const struct mill_command *command = cli->commands; command->name; command++)
-			if (strcmp(word, command->name) == 0) {
-				cli->command = command;
-				return 0;
-			}
-		return unknown_command(cli, word, err);
-	}
+	if (cli->command == NULL)
+		return take_command(cli, word, err);
 	if (cli->operand_count == cli->command->max_operands)
 		return mill_err_set(err, MILL_ERR_USAGE,
 		                    "`%s` is one word too many: tidemill %s %s", word,
 		                    cli->command->name, cli->command->synopsis);
+	/* The command's own word was read before, so this place is free. */
 	cli->operands[cli->operand_count++] = word;
 	return 0;
 }
@@ -282,6 +313,7 @@ int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err 
 	struct words words = { argc, 1, argv };
 	struct shared shared = shared_from_environment();
 	bool options_end = false;
+	cli->operands = (const char **)argv + 1;
 	for (; words.at < argc; words.at++) {
 		const char *word = argv[words.at];
 		bool option = !options_end && word[0] == '-' && word[1] != 0;
@@ -297,6 +329,12 @@ int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err 
 			return -1;
 	}
 	set_up_log(&shared);
+	if (cli->group != NULL && cli->command == NULL && !cli->help)
+		return mill_err_set(
+		        err, MILL_ERR_USAGE,
+		        "`%s` is the first word of several commands: `tidemill %s --help` lists "
+		        "them",
+		        cli->group, cli->group);
 	if (cli->command != NULL && !cli->help && cli->operand_count < cli->command->min_operands)
 		return mill_err_set(err, MILL_ERR_USAGE, "something is missing: tidemill %s %s",
 		                    cli->command->name, cli->command->synopsis);

@@ -2,25 +2,6 @@
 #include "app/child.h"
 #include "cli/worker.h"
 
-/* A lane that --only names must be one of the config's. */
-static int check_only(const struct mill_manifest *manifest, const char *only, struct mill_err *err)
-{
-	for (size_t i = 0; i < manifest->lane_count; i++) {
-		const struct mill_manifest_lane *lane = &manifest->lanes[i];
-		size_t topic_len = strlen(lane->topic);
-		if (strncmp(only, lane->topic, topic_len) != 0)
-			continue;
-		if (only[topic_len] == 0 ||
-		    (only[topic_len] == '/' && strcmp(only + topic_len + 1, lane->subscriber) == 0))
-			return 0;
-	}
-	return mill_err_set(
-	        err, MILL_ERR_USAGE,
-	        "`--only` is `%s`, and the config has no such subscription: `tidemill check` "
-	        "lists them, write TOPIC or TOPIC/SUBSCRIBER",
-	        only);
-}
-
 int mill_cli_run(struct mill_cli *cli)
 {
 	mill_signals_hold();
@@ -31,7 +12,7 @@ int mill_cli_run(struct mill_cli *cli)
 		return mill_signals_waiting() ? MILL_EXIT_OK : mill_cli_fail(&err);
 	const char *only = mill_cli_value(cli, "only");
 	int code;
-	if (only != NULL && check_only(&manifest, only, &err) != 0)
+	if (only != NULL && mill_worker_check_only(&manifest, "only", only, &err) != 0)
 		code = mill_cli_fail(&err);
 	else
 		code = mill_worker_run(&(struct mill_worker_options){

@@ -24,7 +24,7 @@ struct mill_worker {
 	struct mill_log_gate gate;
 	char trouble[6];              /* SQLSTATE of what was last said */
 	struct mill_runtime *runtime; /* NULL: not started yet */
-	bool ended;
+	bool ended, told_to_stop;
 	bool has_terminal;
 	unsigned jobs; /* threads at work */
 	int exit_code;
@@ -36,7 +36,7 @@ struct migration {
 	struct mill_migrate_options options;
 	bool check_only;
 	struct mill_migrate_result result;
-	int version;
+	enum mill_shape shape;
 	int outcome;
 	struct mill_err err;
 };
@@ -59,12 +59,23 @@ static void end(struct mill_worker *worker, int exit_code)
 		uv_stop(&worker->loop);
 }
 
+/* Of an orderly stop by a signal: fine, unless there was something to get done. */
+static int code_of_signal(const struct mill_worker *worker)
+{
+	if (!worker->options.until_idle)
+		return MILL_EXIT_OK;
+	struct mill_err err = MILL_ERR_INIT;
+	mill_err_set(&err, MILL_ERR_SYSTEM, "stopped before everything was done");
+	return mill_cli_fail(&err);
+}
+
 static void on_stopped(int exit_code, const struct mill_err *err, void *context)
 {
 	struct mill_worker *worker = context;
 	if (err != NULL && err->message[0] != 0)
 		mill_cli_fail(err);
-	end(worker, exit_code);
+	end(worker,
+	    worker->told_to_stop && exit_code == MILL_EXIT_OK ? code_of_signal(worker) : exit_code);
 }
 
 static void stop(struct mill_worker *worker, const char *why)
@@ -72,10 +83,11 @@ static void stop(struct mill_worker *worker, const char *why)
 	if (worker->ended)
 		return;
 	mill_log(MILL_LOG_INFO, "signal", MILL_TEXT("signal", why));
+	worker->told_to_stop = true;
 	if (worker->runtime != NULL)
 		mill_runtime_stop(worker->runtime);
 	else
-		end(worker, MILL_EXIT_OK);
+		end(worker, code_of_signal(worker));
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -169,14 +181,16 @@ static void on_ready(void *context)
 		worker->options.on_ready(worker, worker->options.context);
 }
 
-static void start_runtime(struct mill_worker *worker)
+static void start_runtime(struct mill_worker *worker, enum mill_shape shape)
 {
 	struct mill_runtime_options options = {
 		.loop = &worker->loop,
 		.config_path = worker->options.cli->config_path,
 		.database = worker->options.dsn,
+		.until_idle = worker->options.until_idle,
 		.only = worker->options.only,
 		.manifest = worker->options.manifest,
+		.shape = shape,
 		.on_ready = on_ready,
 		.on_stopped = on_stopped,
 		.context = worker,
@@ -192,8 +206,8 @@ static void migrate(void *job)
 {
 	struct migration *migration = job;
 	if (migration->check_only)
-		migration->outcome = mill_migrate_check(&migration->options, &migration->version,
-		                                        &migration->err);
+		migration->outcome =
+		        mill_migrate_check(&migration->options, &migration->shape, &migration->err);
 	else
 		migration->outcome =
 		        mill_migrate_run(&migration->options, &migration->result, &migration->err);
@@ -249,8 +263,12 @@ static void on_migrated(void *job)
 			mill_log(MILL_LOG_INFO, "migrated",
 			         MILL_INT("from_version", result->from_version),
 			         MILL_INT("to_version", result->to_version));
-		start_runtime(worker);
-	} else if (may_pass(&migration->err)) {
+		if (migration->shape == MILL_SHAPE_PLAIN)
+			mill_log(MILL_LOG_INFO, "plain_table",
+			         MILL_TEXT("schema", migration->options.schema),
+			         MILL_TEXT("table", migration->options.table));
+		start_runtime(worker, migration->shape);
+	} else if (!worker->options.until_idle && may_pass(&migration->err)) {
 		retry_later(worker, &migration->err);
 	} else {
 		end(worker, mill_cli_fail(&migration->err));
@@ -266,6 +284,25 @@ static void start_migration(struct mill_worker *worker)
 	mill_cli_migrate_options(worker->options.manifest, worker->options.dsn,
 	                         &migration->options);
 	mill_worker_background(worker, migrate, on_migrated, migration);
+}
+
+int mill_worker_check_only(const struct mill_manifest *manifest, const char *name, const char *only,
+                           struct mill_err *err)
+{
+	for (size_t i = 0; i < manifest->lane_count; i++) {
+		const struct mill_manifest_lane *lane = &manifest->lanes[i];
+		size_t topic_len = strlen(lane->topic);
+		if (strncmp(only, lane->topic, topic_len) != 0)
+			continue;
+		if (only[topic_len] == 0 ||
+		    (only[topic_len] == '/' && strcmp(only + topic_len + 1, lane->subscriber) == 0))
+			return 0;
+	}
+	return mill_err_set(
+	        err, MILL_ERR_USAGE,
+	        "`--%s` is `%s`, and the config has no such subscription: `tidemill check` "
+	        "lists them, write TOPIC or TOPIC/SUBSCRIBER",
+	        name, only);
 }
 
 int mill_worker_run(const struct mill_worker_options *options)

@@ -1,5 +1,5 @@
 /*
- * The worker as a foreground program: `run` and `dev` are this, with something around it.
+ * The worker as a foreground program: `run`, `dev` and `drain` are this, with something around it.
  *
  * Brings the database up to date, trying for as long as it takes, turns the loop with a runtime on
  * it, and translates signals: the first SIGINT or SIGTERM stops in order, the second in haste,
@@ -16,6 +16,11 @@ struct mill_worker_options {
 	const struct mill_manifest *manifest;
 	const char *dsn;  /* NULL: PG* variables */
 	const char *only; /* as in mill_runtime_options */
+	/*
+	 * Stop by itself when nothing is claimable. Then a database that cannot be reached at the
+	 * beginning is an error, and being stopped by a signal before that a failure.
+	 */
+	bool until_idle;
 	/* Stop when the terminal is gone, too: nobody could press Ctrl-C any more. */
 	bool ends_with_terminal;
 	/* The runtime is ready and has said so in the log. May be NULL. */
@@ -28,6 +33,10 @@ struct mill_worker_options {
  * once their handlers stand. Errors have been told. Returns the exit code.
  */
 int mill_worker_run(const struct mill_worker_options *options);
+
+/* A lane that the option `name` gives must be one of the config's: TOPIC or TOPIC/SUBSCRIBER. */
+int mill_worker_check_only(const struct mill_manifest *manifest, const char *name, const char *only,
+                           struct mill_err *err);
 
 /*
  * Do something that blocks in a thread of its own; `done` comes on the loop, unless the worker ends

@@ -15,6 +15,7 @@ void mill_load_write(struct mill_buffer *out, const struct mill_load *load)
 	mill_write_u8(out, (uint8_t)load->mode);
 	mill_write_u32(out, load->generation);
 	mill_write_span(out, load->config_path);
+	mill_write_span(out, load->call);
 	mill_frame_end(out, at);
 }
 
@@ -23,6 +24,7 @@ int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill
 	load->mode = mill_read_u8(body);
 	load->generation = mill_read_u32(body);
 	load->config_path = mill_read_span(body);
+	load->call = mill_read_span(body);
 	return finish(body, "LOAD", err);
 }
 
@@ -52,6 +54,7 @@ void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deli
 	mill_write_span(out, deliver->published_by);
 	mill_write_span(out, deliver->headers);
 	mill_write_span(out, deliver->payload);
+	mill_write_u8(out, deliver->wants_result);
 	mill_frame_end(out, at);
 }
 
@@ -68,6 +71,7 @@ int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, st
 	deliver->published_by = mill_read_span(body);
 	deliver->headers = mill_read_span(body);
 	deliver->payload = mill_read_span(body);
+	deliver->wants_result = mill_read_u8(body) != 0;
 	return finish(body, "DELIVER", err);
 }
 
@@ -79,6 +83,7 @@ void mill_outcome_write(struct mill_buffer *out, const struct mill_outcome *outc
 	mill_write_double(out, outcome->delay_secs);
 	mill_write_span(out, outcome->error);
 	mill_write_span(out, outcome->publications);
+	mill_write_span(out, outcome->result);
 	mill_frame_end(out, at);
 }
 
@@ -90,6 +95,7 @@ int mill_outcome_read(struct mill_reader *body, struct mill_outcome *outcome, st
 	outcome->delay_secs = mill_read_double(body);
 	outcome->error = mill_read_span(body);
 	outcome->publications = mill_read_span(body);
+	outcome->result = mill_read_span(body);
 	if (kind > MILL_OUTCOME_LAST)
 		body->failed = true;
 	return finish(body, "OUTCOME", err);

@@ -18,6 +18,8 @@ struct mill_load {
 	enum mill_load_mode mode;
 	uint32_t generation;
 	struct mill_span config_path; /* as the user named it */
+	struct mill_span call;        /* HANDLERS: a name that must be a subscriber's or a module's;
+	                                 a module without a subscription gets one. Or absent */
 };
 void mill_load_write(struct mill_buffer *out, const struct mill_load *load);
 int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill_err *err);
@@ -38,6 +40,7 @@ struct mill_deliver {
 	struct mill_span published_by; /* never absent */
 	struct mill_span headers;      /* JSON object or absent */
 	struct mill_span payload;      /* JSON text as Postgres prints it */
+	bool wants_result;             /* what the handler returns is to come with the outcome */
 };
 void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver);
 int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, struct mill_err *err);
@@ -59,6 +62,7 @@ struct mill_outcome {
 	double delay_secs;             /* RETRY, SNOOZE */
 	struct mill_span error;        /* RAISED, RETRY, DISCARD: any bytes, any length */
 	struct mill_span publications; /* ctx:publish: a JSON array for publish_many, or absent */
+	struct mill_span result;       /* DONE, where it was wanted: JSON; otherwise absent */
 };
 void mill_outcome_write(struct mill_buffer *out, const struct mill_outcome *outcome);
 int mill_outcome_read(struct mill_reader *body, struct mill_outcome *outcome, struct mill_err *err);

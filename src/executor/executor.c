@@ -13,6 +13,7 @@
 #include <uv.h>
 
 #include "core/clock.h"
+#include "core/killpoint.h"
 #include "core/log.h"
 #include "executor/task.h"
 
@@ -82,9 +83,11 @@ static void flush(struct executor *executor)
 		return;
 	uv_stream_t *stream = (uv_stream_t *)&executor->socket;
 	uv_buf_t bytes = uv_buf_init(executor->out.data, (unsigned)executor->out.len);
+	MILL_KILL_POINT("frames_begin");
 	int written = uv_try_write(stream, &bytes, 1);
 	if (written < 0 && written != UV_EAGAIN)
 		return stop(executor, 0);
+	MILL_KILL_POINT("frames_sent");
 	executor->out_since_ns = 0;
 	mill_buffer_consume(&executor->out, written > 0 ? (size_t)written : 0);
 	release_if_large(&executor->out);

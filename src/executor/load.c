@@ -174,7 +174,11 @@ static int l_run(lua_State *L)
 	lua_pushlstring(L, loading->load->config_path.data, loading->load->config_path.len);
 	lua_pushboolean(L, handlers);
 	lua_pushinteger(L, loading->load->generation);
-	lua_call(L, 4, 2); /* → lanes, problems; one of them nil */
+	if (loading->load->call.data != NULL)
+		lua_pushlstring(L, loading->load->call.data, loading->load->call.len);
+	else
+		lua_pushnil(L);
+	lua_call(L, 5, 2); /* → lanes, problems; one of them nil */
 	if (!lua_isnil(L, -1)) {
 		note_problems(L, loading->problems);
 		return 0;

@@ -52,7 +52,7 @@ static int sleep_result(struct mill_wait *wait, lua_State *L)
 	return 1;
 }
 
-/* ---- publish(json) → table ---------------------------------------------------------------- */
+/* ---- publish(json, named) → table; `named`: the request says itself who publishes ----------- */
 
 static int publish_start(struct mill_wait *wait, lua_State *co, int first, struct mill_err *err)
 {
@@ -60,6 +60,7 @@ static int publish_start(struct mill_wait *wait, lua_State *co, int first, struc
 		return mill_err_set(err, MILL_ERR_INPUT, "publish: expected a JSON text");
 	struct mill_span body;
 	body.data = lua_tolstring(co, first, &body.len);
+	bool named = lua_toboolean(co, first + 1);
 	if (body.len > REQUEST_MAX)
 		return mill_err_set(err, MILL_ERR_INPUT,
 		                    "publish: a message of %zu bytes is too large", body.len);
@@ -67,12 +68,13 @@ static int publish_start(struct mill_wait *wait, lua_State *co, int first, struc
 	if (++wait->ops->requests == 0)
 		wait->ops->requests = 1;
 	wait->request = (uint64_t)wait->ops->requests << 32 | wait->slot;
-	mill_request_write(wait->ops->out, &(struct mill_request){
-	                                           .request = wait->request,
-	                                           .ticket = wait->ticket,
-	                                           .body = body,
-	                                           .published_by = wait->published_by,
-	                                   });
+	mill_request_write(wait->ops->out,
+	                   &(struct mill_request){
+	                           .request = wait->request,
+	                           .ticket = wait->ticket,
+	                           .body = body,
+	                           .published_by = named ? MILL_SPAN_NONE : wait->published_by,
+	                   });
 	return 0;
 }
 

@@ -44,6 +44,7 @@ static void finish(struct mill_task *task, enum mill_outcome_kind kind, double d
 		.kind = kind,
 		.delay_secs = delay_secs,
 		.error = error.data ? cut_error(error) : MILL_SPAN_NONE,
+		.result = task->result,
 	};
 	if (kind == MILL_OUTCOME_DONE && task->publications.len > 0) {
 		mill_buffer_text(&task->publications, "]");
@@ -75,14 +76,18 @@ static void collect_if_exhausted(struct mill_tasks *tasks, bool exhausted)
 		mill_log(MILL_LOG_WARN, "finalizer_failed", MILL_TEXT("error", err.message));
 }
 
-/* What the coroutine's main function returned: nothing, or the error as text. */
+/* What the coroutine's main function returned: nothing, the error as text, or nil and the result.
+ */
 static void finish_returned(struct mill_task *task)
 {
 	struct mill_span error = MILL_SPAN_NONE;
 	if (lua_gettop(task->co) > 0)
 		error.data = lua_tolstring(task->co, 1, &error.len);
+	if (lua_gettop(task->co) > 1)
+		task->result.data = lua_tolstring(task->co, 2, &task->result.len);
 	bool exhausted = error.data != NULL && strcmp(error.data, MEMORY_TEXT) == 0;
 	finish(task, error.data ? MILL_OUTCOME_RAISED : MILL_OUTCOME_DONE, 0, error);
+	task->result = MILL_SPAN_NONE;
 	lua_settop(task->co, 0);
 	collect_if_exhausted(task->tasks, exhausted);
 }

@@ -88,7 +88,8 @@ static void push_json(lua_State *L, struct mill_span text, const char *what)
 
 /*
  * take() → message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw,
- * payload, headers: the delivery that starts. The frame it came in is gone after the first wait.
+ * payload, headers, wants_result: the delivery that starts. The frame it came in is gone after the
+ * first wait.
  */
 static int l_take(lua_State *L)
 {
@@ -99,7 +100,7 @@ static int l_take(lua_State *L)
 	task->starting = NULL;
 	char created_at[64];
 	write_created_at(task->tasks, deliver->created_at, created_at, sizeof(created_at));
-	luaL_checkstack(L, 10, "a delivery");
+	luaL_checkstack(L, 11, "a delivery");
 	lua_pushlstring(L, task->message_id, sizeof(task->message_id) - 1);
 	lua_pushnumber(L, deliver->attempts);
 	lua_pushnumber(L, deliver->max_attempts);
@@ -113,7 +114,8 @@ static int l_take(lua_State *L)
 		push_json(L, deliver->headers, "headers");
 	else
 		lua_pushnil(L);
-	return 10;
+	lua_pushboolean(L, deliver->wants_result);
+	return 11;
 }
 
 /* outcome() → the result of the wait that has just ended, or nil and why it failed */

@@ -25,6 +25,7 @@ struct mill_task {
 	struct mill_vm_speaker speaker;
 	struct mill_buffer published_by;
 	struct mill_buffer publications; /* `[item,item` */
+	struct mill_span result;         /* on the coroutine's stack, while it ends well */
 };
 
 /*

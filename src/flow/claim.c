@@ -186,6 +186,16 @@ static int compare_rows(const void *a, const void *b)
 	return left->seq < right->seq ? -1 : left->seq > right->seq;
 }
 
+/* What other programs wrote obeys no limits: why this message cannot be delivered, or NULL. */
+static const char *fault_of(const struct mill_store_claimed *row)
+{
+	if (row->payload.data == NULL)
+		return "its payload is larger than max_payload_bytes";
+	if (row->headers.data != NULL && row->headers.len == 0)
+		return "its headers are larger than 65536 bytes";
+	return NULL;
+}
+
 static void take_row(struct mill_claim *claim, const struct mill_store_claimed *row)
 {
 	struct lane_state *state = asked_lane(claim, row->lane);
@@ -205,9 +215,9 @@ static void take_row(struct mill_claim *claim, const struct mill_store_claimed *
 	delivery->max_attempts = row->max_attempts > 0 ? (uint32_t)row->max_attempts
 	                                               : (uint32_t)lane->spec->options.max_attempts;
 	delivery->crashes = (uint32_t)row->crashes;
-	if (row->payload.data == NULL) {
-		claim->options.on_refused(delivery, "its payload is larger than max_payload_bytes",
-		                          claim->options.context);
+	const char *fault = fault_of(row);
+	if (fault != NULL) {
+		claim->options.on_refused(delivery, fault, claim->options.context);
 		return;
 	}
 	struct mill_deliver deliver = {
@@ -224,13 +234,27 @@ static void take_row(struct mill_claim *claim, const struct mill_store_claimed *
 	claim->options.on_claimed(delivery, &deliver, claim->options.context);
 }
 
+/* When the next message is due could not be learnt. */
+static void look_again(struct mill_claim *claim, uint64_t due_ns)
+{
+	mill_list_each(node, &claim->idle)
+	{
+		struct lane_state *state = state_at(node);
+		if (!state->lane->unclaimed && state->due_ns > due_ns)
+			state->due_ns = due_ns;
+	}
+	set_due_timer(claim);
+}
+
 static void on_due_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
 	struct mill_claim *claim = context;
 	claim->undoing--;
-	if (err != NULL)
-		return; /* the poll, or the sweep after the reconnect, finds what is due */
 	uint64_t now = mill_clock_ns();
+	if (err != NULL) {
+		look_again(claim, now + ERROR_PAUSE_NS);
+		return;
+	}
 	for (size_t i = 0; i < mill_store_due_count(results); i++) {
 		int32_t number;
 		double secs;

@@ -25,7 +25,7 @@ struct mill_claim_options {
 	/* Takes over a claimed message; `deliver` has its frame's fields, all but the ticket. */
 	void (*on_claimed)(struct mill_delivery *delivery, struct mill_deliver *deliver,
 	                   void *context);
-	/* A message whose payload is too large was claimed to fail: FINISHED part to be filled. */
+	/* A message that cannot be delivered was claimed to fail: FINISHED part to be filled. */
 	void (*on_refused)(struct mill_delivery *delivery, const char *reason, void *context);
 	void *context;
 };

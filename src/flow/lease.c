@@ -19,7 +19,7 @@
 #define TICK_MOST_SECS 1.0
 #define SECOND_NS 1e9
 
-enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEFT };
+enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEAVING, LEFT };
 
 struct mill_lease {
 	struct mill_lease_options options;
@@ -242,12 +242,29 @@ static void on_tick(uv_timer_t *timer)
 	mill_sweep_turn(lease->sweep);
 }
 
+static void on_leave_answer(struct mill_results *results, const struct mill_err *err, void *context)
+{
+	(void)results;
+	struct mill_lease *lease = context;
+	lease->state = LEFT;
+	if (err != NULL)
+		log_refusal(lease, "leave", err);
+	lease->on_left(lease->left_context);
+}
+
+static void say_farewell(struct mill_lease *lease)
+{
+	mill_store_leave(lease->options.store, lease->options.link, on_leave_answer, lease);
+}
+
 void mill_lease_link_up(struct mill_lease *lease)
 {
 	if (lease->state == REGISTERING && !lease->asking)
 		register_lanes(lease);
 	else if (lease->state == ALIVE && !lease->renewing)
 		renew(lease);
+	else if (lease->state == LEAVING)
+		say_farewell(lease);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -270,28 +287,18 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 	return lease;
 }
 
-static void on_leave_answer(struct mill_results *results, const struct mill_err *err, void *context)
-{
-	(void)results;
-	struct mill_lease *lease = context;
-	if (err != NULL)
-		log_refusal(lease, "leave", err);
-	lease->on_left(lease->left_context);
-}
-
 void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context)
 {
 	/* A registration under way is answered first: exchanges of a link keep their order. */
 	bool registered = lease->state == ALIVE || lease->asking;
-	lease->state = LEFT;
+	lease->state = registered ? LEAVING : LEFT;
 	uv_timer_stop(&lease->tick);
-	if (!registered || !mill_link_is_up(lease->options.link)) {
-		on_left(context);
-		return;
-	}
 	lease->on_left = on_left;
 	lease->left_context = context;
-	mill_store_leave(lease->options.store, lease->options.link, on_leave_answer, lease);
+	if (!registered)
+		on_left(context);
+	else if (mill_link_is_up(lease->options.link))
+		say_farewell(lease);
 }
 
 static void on_timer_closed(uv_handle_t *handle)

@@ -42,7 +42,10 @@ const char *mill_lease_worker_id(const struct mill_lease *lease);
 /* The link came up: renew, register, sweep. */
 void mill_lease_link_up(struct mill_lease *lease);
 
-/* An orderly end: delete the worker's row, if the link is up; `on_left` comes in any case. */
+/*
+ * An orderly end: delete the worker's row. While the link is down it waits for it, and the caller's
+ * patience ends that by closing; otherwise `on_left` comes.
+ */
 void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context);
 /* Only after the lease link is closed. */
 void mill_lease_close(struct mill_lease *lease, void (*on_closed)(void *context), void *context);

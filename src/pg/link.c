@@ -33,6 +33,7 @@
 #define BACKOFF_LEAST_MS 50
 #define BACKOFF_MOST_MS 2000
 #define STATEMENTS_PER_EXCHANGE 40
+#define NOTICE_EVERY_SECS 1
 
 enum link_state { RESOLVING, CONNECTING, PREPARING, UP, WAITING, CLOSED };
 
@@ -66,7 +67,9 @@ struct mill_link {
 	unsigned failures;     /* in a row, for the backoff */
 	bool was_up;
 	uint64_t reconnects;
-	char said[sizeof(((struct mill_err *)0)->message)]; /* the last refusal, said once */
+	char said[sizeof(((struct mill_err *)0)->message)]; /* the last trouble, said once */
+	bool told;                                          /* and the end of it will be */
+	struct mill_log_gate notices;
 	void (*on_closed)(void *context);
 	void *closed_context;
 };
@@ -143,9 +146,12 @@ static void on_notice(void *context, const char *message)
 {
 	struct mill_link *link = context;
 	struct mill_err text;
+	uint64_t skipped;
+	if (!mill_log_gate(&link->notices, NOTICE_EVERY_SECS, &skipped))
+		return;
 	mill_err_set(&text, MILL_ERR_DATABASE, "%s", message);
 	mill_log(MILL_LOG_WARN, "server_notice", MILL_TEXT("link", link->options.name),
-	         MILL_TEXT("text", text.message));
+	         MILL_TEXT("text", text.message), MILL_INT("skipped", skipped));
 }
 
 /* ---- exchanges ----------------------------------------------------------------------------- */
@@ -249,8 +255,10 @@ static void finish_exchange(struct mill_link *link, struct exchange *exchange)
 	struct mill_err err = exchange->err;
 	/* An answer proves more than a connect does: a server that only accepts is backed off from.
 	 */
-	if (!failed && link->state == UP)
+	if (!failed && link->state == UP) {
 		link->failures = 0;
+		link->said[0] = '\0';
+	}
 	if (exchange->done != NULL) {
 		struct mill_results results = { exchange };
 		exchange->done(failed ? NULL : &results, failed ? &exchange->err : NULL,
@@ -392,11 +400,12 @@ static void on_deadline(uv_timer_t *timer)
 static void become_up(struct mill_link *link)
 {
 	link->state = UP;
-	link->said[0] = '\0';
-	if (link->was_up) {
-		link->reconnects++;
+	if (link->options.prepared == 0)
+		link->said[0] = '\0'; /* a listener gets no answers that could prove more */
+	if (link->told)
 		mill_log(MILL_LOG_INFO, "database_reached", MILL_TEXT("link", link->options.name));
-	}
+	link->told = false;
+	link->reconnects += link->was_up;
 	link->was_up = true;
 	uint64_t period_ms = (uint64_t)(link->options.deadline_secs * 1000 / 4) + 1;
 	uv_timer_start(&link->timer, on_deadline, period_ms, period_ms);
@@ -548,12 +557,13 @@ static void on_backoff(uv_timer_t *timer)
 	start_connecting(mill_container_of(timer, struct mill_link, timer));
 }
 
-/* A loss is told each time, a refusal that repeats itself only once. */
+/* Trouble that repeats itself before anything succeeded is told once. */
 static void report_loss(struct mill_link *link, const struct mill_err *err, bool was_up)
 {
-	if (!was_up && strcmp(link->said, err->message) == 0)
+	if (strcmp(link->said, err->message) == 0)
 		return;
 	memcpy(link->said, err->message, sizeof(link->said));
+	link->told = true;
 	mill_log(MILL_LOG_WARN, was_up ? "database_lost" : "database_unreached",
 	         MILL_TEXT("link", link->options.name), MILL_TEXT("error", err->message),
 	         MILL_TEXT("sqlstate", err->sqlstate[0] ? err->sqlstate : NULL));

@@ -7,7 +7,7 @@
 #include "core/embedded.h"
 #include "core/frame.h"
 #include "core/policy.h"
-#include "pg/queries.h"
+#include "pg/plain.h"
 #include "pg/session.h"
 
 /* How long to wait for another migration, and for a lock on a busy table. */
@@ -468,37 +468,39 @@ char *mill_migrate_print(const struct mill_migrate_options *options, struct mill
 }
 
 static int check_found(struct mill_session *session, const struct mill_migrate_options *options,
-                       const struct found *found, int *version, struct mill_err *err)
+                       const struct found *found, enum mill_shape *shape, struct mill_err *err)
 {
-	*version = 0;
 	if (!found->has_migration) {
+		*shape = MILL_SHAPE_PLAIN;
 		if (found->has_columns)
-			return 0;
+			return mill_plain_check(session, options->schema, options->table, err);
 		if (found->has_table)
 			return mill_err_database(
 			        err, NULL,
 			        "table \"%s\".\"%s\" has not the columns of a queue: see "
-			        "docs/sql.md, or let `tidemill migrate` make one under "
+			        "docs/foreign-table.md, or let `tidemill migrate` make one under "
 			        "another name",
 			        options->schema, options->table);
 		return mill_err_database(err, NULL,
 		                         "there is no table \"%s\".\"%s\": run `tidemill migrate`",
 		                         options->schema, options->table);
 	}
+	*shape = MILL_SHAPE_LEDGER;
 	if (!found->has_table)
 		return ledger_is_missing(found, options, err);
-	if (read_version(session, options, version, err) != 0)
+	int version;
+	if (read_version(session, options, &version, err) != 0)
 		return -1;
-	if (*version < mill_migrate_newest())
+	if (version < mill_migrate_newest())
 		return mill_err_database(
 		        err, NULL,
 		        "schema \"%s\" is at version %d, this program needs %d: run "
 		        "`tidemill migrate`",
-		        options->schema, *version, mill_migrate_newest());
+		        options->schema, version, mill_migrate_newest());
 	return 0;
 }
 
-int mill_migrate_check(const struct mill_migrate_options *options, int *version,
+int mill_migrate_check(const struct mill_migrate_options *options, enum mill_shape *shape,
                        struct mill_err *err)
 {
 	if (check_options(options, err) != 0)
@@ -509,7 +511,7 @@ int mill_migrate_check(const struct mill_migrate_options *options, int *version,
 	struct found found;
 	int outcome = look(session, options, &found, err);
 	if (outcome == 0) {
-		outcome = check_found(session, options, &found, version, err);
+		outcome = check_found(session, options, &found, shape, err);
 		free_found(&found);
 	}
 	if (outcome != 0)

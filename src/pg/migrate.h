@@ -11,6 +11,7 @@
 #pragma once
 
 #include "core/err.h"
+#include "pg/queries.h"
 
 struct mill_migrate_options {
 	const char *dsn;    /* NULL or "": PG* variables */
@@ -49,9 +50,9 @@ int mill_migrate_run(const struct mill_migrate_options *options, struct mill_mig
 char *mill_migrate_print(const struct mill_migrate_options *options, struct mill_err *err);
 
 /*
- * For `migrate = false`: look whether the database can be used as it is. 0 with the version found:
- * the newest, or 0 for a table that another program made and that has the columns of a plain queue.
- * Otherwise the error says what is wrong and what to run.
+ * For `migrate = false`: look whether the database can be used as it is. 0 with what was found: our
+ * ledger at the newest version, or a plain table that another program made. Otherwise the error
+ * says what is wrong and what to run. Changes nothing.
  */
-int mill_migrate_check(const struct mill_migrate_options *options, int *version,
+int mill_migrate_check(const struct mill_migrate_options *options, enum mill_shape *shape,
                        struct mill_err *err);

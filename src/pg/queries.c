@@ -72,7 +72,28 @@
 	" AND q.updated_at < now() - least($2::int4, 60) * interval '1 second'"                    \
 	" AND (q.topic IN (SELECT topic FROM served)"                                              \
 	"  OR EXISTS (SELECT FROM {schema}.subscription AS s"                                      \
-	"   WHERE s.topic = q.topic AND s.subscriber = q.subscriber))"
+	"   WHERE s.topic = q.topic AND s.subscriber = q.subscriber))"                             \
+	" AND " KEY_IS_FREE
+
+/*
+ * No unfinished row of the lane that `q` belongs to has its dedupe key: then it may be given that
+ * lane. One that has to wait for another of its key waits here.
+ */
+#define KEY_IS_FREE                                                                                \
+	"(q.dedupe_key IS NULL OR NOT EXISTS ("                                                    \
+	" SELECT FROM {schema}.subscription AS o JOIN " TABLE " AS d ON d.lane = o.lane"           \
+	" WHERE o.topic = q.topic AND o.subscriber = q.subscriber"                                 \
+	"  AND d.dedupe_key = q.dedupe_key AND d.processed_at IS NULL))"
+
+/*
+ * The rows of `f` with a dedupe key get their lane one by one, so that one whose key was taken this
+ * moment is left as it is and costs the others nothing.
+ */
+#define PLACE_KEYED                                                                                \
+	"SELECT f.id, f.topic, f.subscriber, false, f.attempts, f.error FROM ("                    \
+	" SELECT array_agg(k.id) AS ids, array_agg(k.lane) AS lanes FROM found AS k WHERE k.keyed)"\
+	"  AS a CROSS JOIN LATERAL {schema}.place(a.ids, a.lanes) AS p(id)"                        \
+	" JOIN found AS f ON f.id = p.id"
 
 /* The fence. */
 #define STILL_HELD "q.status = 'running' AND q.claimed_by = o.by"
@@ -120,7 +141,8 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 	/*
 	 * $1 lanes in rotation order, $2 how many of each, $3 and $4 the first and last probe of
 	 * each in $5 and $6: a priority and the low-water mark to begin at. $7 most rows in all, $8
-	 * the token, $9 the largest payload. A probe is one range of the claim index, read in its
+	 * the token, $9 the largest payload. What other programs may have written too large does not
+	 * come along: a payload as NULL, headers as ''. A probe is one range of the claim index, read in its
 	 * order, so that the future rows of one priority hide nothing of the next. Both LIMITs stop
 	 * the nested loops, so no row is locked that is not taken.
 	 */
@@ -138,11 +160,14 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		"   ORDER BY q.available_at, q.seq LIMIT want.n FOR UPDATE SKIP LOCKED) AS p"
 		"  LIMIT want.n) AS l"
 		" LIMIT $7::int4)"
-		" UPDATE " TABLE " AS q SET status = 'running', attempts = q.attempts + 1,"
+		" UPDATE " TABLE " AS q SET status = 'running',"
+		"  attempts = least(greatest(q.attempts, 0), 2147483646) + 1,"
 		"  claimed_at = now(), claimed_by = $8::text, updated_at = now()"
 		" FROM picked WHERE q.ctid = picked.tid"
 		" RETURNING q.id, q.lane, q.priority, q.available_at, q.seq, q.attempts, q.max_attempts,"
-		"  q.crashes, q.created_at, coalesce(q.published_by, ''), q.headers::text,"
+		"  q.crashes, q.created_at, left(coalesce(q.published_by, ''), 500),"
+		"  CASE WHEN octet_length(q.headers::text) <= 65536 THEN q.headers::text"
+		"   WHEN q.headers IS NOT NULL THEN '' END,"
 		"  (SELECT CASE WHEN octet_length(t.text) <= $9::int4 THEN t.text END"
 		"   FROM (SELECT q.payload::text AS text OFFSET 0) AS t)" },
 
@@ -222,11 +247,9 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 	[MILL_QUERY_NOTIFY_CONTROL] = { "notify_control",
 		"SELECT pg_notify('{prefix}_control', $1::text)" },
 
-	/* $1 the JSON request, $2 who publishes. */
+	/* $1 the JSON request, $2 who publishes (NULL: as the request says). */
 	[MILL_QUERY_PUBLISH] = { "publish",
-		"SELECT json_build_object('id', p.id, 'topic', p.topic, 'delivered', p.delivered,"
-		"  'duplicate', p.duplicate)::text"
-		" FROM {schema}.publish_many(jsonb_build_array($1::text::jsonb - 'op'), $2::text) AS p" },
+		"SELECT {schema}.execute($1::text, $2::text)::text" },
 
 	/* $1 app, then an array a column of the lanes it declares. Another app's pair stays. */
 	[MILL_QUERY_REGISTER_LANES] = { "register_lanes",
@@ -273,13 +296,17 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 
 	/* The sweeps: $1 most rows, $2 lease_secs. Rows written by hand get the lane of their pair. */
 	[MILL_QUERY_STAMP] = { "stamp",
-		"WITH bare AS MATERIALIZED ("
-		" SELECT q.ctid AS tid, s.lane FROM " TABLE " AS q JOIN {schema}.subscription AS s"
+		"WITH found AS MATERIALIZED ("
+		" SELECT q.ctid AS tid, q.id, q.topic, q.subscriber, q.attempts, q.error, s.lane,"
+		"  q.dedupe_key IS NOT NULL AS keyed"
+		" FROM " TABLE " AS q JOIN {schema}.subscription AS s"
 		"  ON s.topic = q.topic AND s.subscriber = q.subscriber"
-		" WHERE q.lane IS NULL AND q.processed_at IS NULL AND $2::int4 > 0"
-		" LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED)"
-		" UPDATE " TABLE " AS q SET lane = bare.lane FROM bare"
-		" WHERE q.ctid = bare.tid RETURNING " SWEPT },
+		" WHERE q.lane IS NULL AND q.processed_at IS NULL AND $2::int4 > 0 AND " KEY_IS_FREE
+		" LIMIT $1::int4 FOR UPDATE OF q SKIP LOCKED),"
+		" stamped AS ("
+		" UPDATE " TABLE " AS q SET lane = f.lane FROM found AS f"
+		" WHERE q.ctid = f.tid AND NOT f.keyed RETURNING " SWEPT ")"
+		" SELECT * FROM stamped UNION ALL " PLACE_KEYED },
 
 	/*
 	 * The workers' rows are locked first: a renewal that is under way wins, and of several
@@ -384,16 +411,21 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" UNION ALL SELECT b.tid FROM ("
 		"  SELECT q.ctid AS tid FROM " TABLE " AS q"
 		"  WHERE q.lane IS NULL AND q.subscriber <> '' AND " ADOPTABLE
-		"  LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS b)"
-		" UPDATE " TABLE " AS q SET lane = coalesce(s.lane, q.lane), updated_at = now(),"
-		"  status = CASE WHEN s.lane IS NULL THEN 'failed' ELSE 'pending' END,"
-		"  processed_at = CASE WHEN s.lane IS NULL THEN now() END,"
-		"  error = CASE WHEN s.lane IS NULL THEN '`' || q.subscriber || '` is subscribed to `'"
-		"   || q.topic || '` but no such handler is loaded' ELSE q.error END"
-		" FROM (SELECT x.tid, s.lane FROM lost AS x JOIN " TABLE " AS m ON m.ctid = x.tid"
+		"  LIMIT $1::int4 FOR UPDATE SKIP LOCKED) AS b),"
+		" found AS MATERIALIZED ("
+		" SELECT x.tid, m.id, m.topic, m.subscriber, m.attempts, m.error, s.lane,"
+		"  s.lane IS NOT NULL AND m.dedupe_key IS NOT NULL AS keyed"
+		" FROM lost AS x JOIN " TABLE " AS m ON m.ctid = x.tid"
 		"  LEFT JOIN {schema}.subscription AS s"
-		"   ON s.topic = m.topic AND s.subscriber = m.subscriber) AS s"
-		" WHERE q.ctid = s.tid RETURNING " SWEPT },
+		"   ON s.topic = m.topic AND s.subscriber = m.subscriber),"
+		" adopted AS ("
+		" UPDATE " TABLE " AS q SET lane = coalesce(f.lane, q.lane), updated_at = now(),"
+		"  status = CASE WHEN f.lane IS NULL THEN 'failed' ELSE 'pending' END,"
+		"  processed_at = CASE WHEN f.lane IS NULL THEN now() END,"
+		"  error = CASE WHEN f.lane IS NULL THEN '`' || q.subscriber || '` is subscribed to `'"
+		"   || q.topic || '` but no such handler is loaded' ELSE q.error END"
+		" FROM found AS f WHERE q.ctid = f.tid AND NOT f.keyed RETURNING " SWEPT ")"
+		" SELECT * FROM adopted UNION ALL " PLACE_KEYED },
 };
 
 /* clang-format on */

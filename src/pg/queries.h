@@ -1,6 +1,6 @@
 /*
- * Every statement the runtime prepares, by name. The texts are in queries.c, with `{schema}`,
- * `{table}` and `{prefix}` to be filled in.
+ * Every statement the runtime prepares, by name. The texts are in queries.c and queries_plain.c,
+ * with `{schema}`, `{table}` and `{prefix}` to be filled in.
  */
 #pragma once
 
@@ -39,6 +39,17 @@ struct mill_query_text {
 };
 
 extern const struct mill_query_text mill_queries[MILL_QUERY_COUNT];
+
+/* What the statements find in the database. */
+enum mill_shape {
+	MILL_SHAPE_LEDGER, /* what sql/ makes */
+	/* One table that another program made, with the columns of a plain queue and no others that
+	 * matter, and nothing of ours beside it. */
+	MILL_SHAPE_PLAIN,
+};
+
+/* The texts for MILL_SHAPE_PLAIN. Where the name is NULL, that of mill_queries serves as well. */
+extern const struct mill_query_text mill_plain_queries[MILL_QUERY_COUNT];
 
 /*
  * `sql` with its placeholders filled in: {schema} and {table} as quoted identifiers, {prefix} bare.

@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 #include "core/policy.h"
+#include "pg/pairs.h"
+#include "pg/refusal.h"
 
 #define HISTORY_ERROR_MAX 500
 #define BIT(query) (UINT64_C(1) << (query))
@@ -12,6 +14,9 @@
 struct mill_store {
 	struct mill_statement statements[MILL_QUERY_COUNT];
 	int64_t max_payload_bytes;
+	struct mill_pairs *pairs; /* NULL: a ledger, which knows its lanes itself */
+	bool notify;              /* this and the next: of a plain table */
+	int32_t retain_hours;
 	char *worker_id;
 	struct mill_params params; /* reused by every call */
 };
@@ -36,12 +41,19 @@ static const uint64_t uses[] = {
 struct mill_store *mill_store_new(const struct mill_store_options *options)
 {
 	struct mill_store *store = mill_calloc(1, sizeof(*store));
+	bool plain = options->shape == MILL_SHAPE_PLAIN;
 	for (size_t i = 0; i < MILL_QUERY_COUNT; i++) {
-		store->statements[i].name = mill_queries[i].name;
-		store->statements[i].sql = mill_query_fill(mill_queries[i].sql, options->schema,
+		const struct mill_query_text *text = &mill_queries[i];
+		if (plain && mill_plain_queries[i].name != NULL)
+			text = &mill_plain_queries[i];
+		store->statements[i].name = text->name;
+		store->statements[i].sql = mill_query_fill(text->sql, options->schema,
 		                                           options->table, options->prefix);
 	}
 	store->max_payload_bytes = options->max_payload_bytes;
+	store->pairs = plain ? mill_pairs_new() : NULL;
+	store->notify = options->notify;
+	store->retain_hours = (int32_t)options->retain_hours;
 	return store;
 }
 
@@ -49,6 +61,7 @@ void mill_store_free(struct mill_store *store)
 {
 	for (size_t i = 0; i < MILL_QUERY_COUNT; i++)
 		free((char *)store->statements[i].sql);
+	mill_pairs_free(store->pairs);
 	free(store->worker_id);
 	mill_params_free(&store->params);
 	free(store);
@@ -114,7 +127,53 @@ static void copy_id(const struct mill_rowset *rows, int row, int column, uint8_t
 	memcpy(id, span.data, 16);
 }
 
+/* What the statements for a plain table that publish are told besides. */
+static void publish_params(const struct mill_store *store, struct mill_params *p)
+{
+	if (store->pairs == NULL)
+		return;
+	mill_pairs_params(store->pairs, p);
+	mill_params_int4(p, (int32_t)store->max_payload_bytes);
+	mill_params_bool(p, store->notify);
+}
+
 /* ---- claim --------------------------------------------------------------------------------- */
+
+/* $3 to $5 where a table has no lanes: the pairs, and where to begin. It has one priority. */
+static void plain_range_params(const struct mill_store *store, struct mill_params *p,
+                               const struct mill_store_want *wants, size_t count)
+{
+	int32_t *numbers = mill_alloc(count * sizeof(numbers[0]));
+	for (size_t i = 0; i < count; i++)
+		numbers[i] = wants[i].lane;
+	mill_pairs_params_of(store->pairs, p, numbers, count);
+	free(numbers);
+	mill_params_array(p, MILL_TYPE_TIMESTAMPTZ);
+	for (size_t i = 0; i < count; i++)
+		mill_element_int8(p, wants[i].low[0 - MILL_PRIORITY_LEAST]);
+	mill_params_array_end(p);
+}
+
+/* $3 to $6 of a ledger: a probe for each priority of each lane. */
+static void range_params(struct mill_params *p, const struct mill_store_want *wants, size_t count)
+{
+	for (int32_t end = 1; end <= MILL_PRIORITIES; end += MILL_PRIORITIES - 1) {
+		mill_params_array(p, MILL_TYPE_INT4);
+		for (size_t i = 0; i < count; i++)
+			mill_element_int4(p, (int32_t)i * MILL_PRIORITIES + end);
+		mill_params_array_end(p);
+	}
+	mill_params_array(p, MILL_TYPE_INT2);
+	for (size_t i = 0; i < count; i++)
+		for (int16_t at = 0; at < MILL_PRIORITIES; at++)
+			mill_element_int2(p, (int16_t)(MILL_PRIORITY_LEAST + at));
+	mill_params_array_end(p);
+	mill_params_array(p, MILL_TYPE_TIMESTAMPTZ);
+	for (size_t i = 0; i < count; i++)
+		for (size_t at = 0; at < MILL_PRIORITIES; at++)
+			mill_element_int8(p, wants[i].low[at]);
+	mill_params_array_end(p);
+}
 
 void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
                       const struct mill_store_want *wants, size_t want_count, int32_t most,
@@ -130,22 +189,10 @@ void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t
 	for (size_t i = 0; i < want_count; i++)
 		mill_element_int4(p, wants[i].count);
 	mill_params_array_end(p);
-	for (int32_t end = 1; end <= MILL_PRIORITIES; end += MILL_PRIORITIES - 1) {
-		mill_params_array(p, MILL_TYPE_INT4);
-		for (size_t i = 0; i < want_count; i++)
-			mill_element_int4(p, (int32_t)i * MILL_PRIORITIES + end);
-		mill_params_array_end(p);
-	}
-	mill_params_array(p, MILL_TYPE_INT2);
-	for (size_t i = 0; i < want_count; i++)
-		for (int16_t at = 0; at < MILL_PRIORITIES; at++)
-			mill_element_int2(p, (int16_t)(MILL_PRIORITY_LEAST + at));
-	mill_params_array_end(p);
-	mill_params_array(p, MILL_TYPE_TIMESTAMPTZ);
-	for (size_t i = 0; i < want_count; i++)
-		for (size_t at = 0; at < MILL_PRIORITIES; at++)
-			mill_element_int8(p, wants[i].low[at]);
-	mill_params_array_end(p);
+	if (store->pairs != NULL)
+		plain_range_params(store, p, wants, want_count);
+	else
+		range_params(p, wants, want_count);
 	mill_params_int4(p, most);
 	mill_params_text(p, token(store, claim, text, sizeof(text)));
 	mill_params_int4(p, (int32_t)store->max_payload_bytes);
@@ -170,7 +217,9 @@ void mill_store_claimed_row(const struct mill_results *results, size_t i,
 	row->attempts = mill_rowset_int(rows, at, 5);
 	row->max_attempts = mill_rowset_int(rows, at, 6);
 	row->crashes = mill_rowset_int(rows, at, 7);
-	row->created_at = mill_rowset_int8(rows, at, 8) + MILL_PG_EPOCH_US;
+	int64_t created_at = mill_rowset_int8(rows, at, 8); /* by hand, perhaps infinity */
+	row->created_at = created_at > INT64_MAX - MILL_PG_EPOCH_US ? INT64_MAX
+	                                                            : created_at + MILL_PG_EPOCH_US;
 	row->published_by = mill_rowset_span(rows, at, 9);
 	row->headers = mill_rowset_span(rows, at, 10);
 	row->payload = mill_rowset_span(rows, at, 11);
@@ -184,6 +233,8 @@ void mill_store_due(struct mill_store *store, struct mill_link *link, const int3
 	for (size_t i = 0; i < count; i++)
 		mill_element_int4(p, lanes[i]);
 	mill_params_array_end(p);
+	if (store->pairs != NULL)
+		mill_pairs_params_of(store->pairs, p, lanes, count);
 	send_pinned(link, MILL_QUERY_DUE, p, done, context);
 }
 
@@ -341,6 +392,20 @@ void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t
 	copy_id(mill_results_at(results, 1), (int)i, 0, id);
 }
 
+/* ---- publish ------------------------------------------------------------------------------- */
+
+static void send_publishing(struct mill_store *store, struct mill_link *link, enum mill_query query,
+                            const struct mill_params *p, mill_link_done done, void *context)
+{
+	mill_link_begin(link);
+	mill_link_add(link, MILL_QUERY_PATIENCE, NULL);
+	mill_link_add(link, query, p);
+	if (store->pairs == NULL)
+		mill_link_end(link, done, context);
+	else
+		mill_refusal_end(link, done, context);
+}
+
 void mill_store_settle_publishing(struct mill_store *store, struct mill_link *publish,
                                   const struct mill_delivery *delivery, mill_link_done done,
                                   void *context)
@@ -350,13 +415,9 @@ void mill_store_settle_publishing(struct mill_store *store, struct mill_link *pu
 	mill_params_uuid(p, delivery->id);
 	mill_params_text(p, token(store, delivery->claim, text, sizeof(text)));
 	mill_params_text(p, MILL_SPAN(delivery->publications));
-	mill_link_begin(publish);
-	mill_link_add(publish, MILL_QUERY_PATIENCE, NULL);
-	mill_link_add(publish, MILL_QUERY_SETTLE_PUBLISHING, p);
-	mill_link_end(publish, done, context);
+	publish_params(store, p);
+	send_publishing(store, publish, MILL_QUERY_SETTLE_PUBLISHING, p, done, context);
 }
-
-/* ---- publish ------------------------------------------------------------------------------- */
 
 void mill_store_publish(struct mill_store *store, struct mill_link *link, struct mill_span request,
                         struct mill_span published_by, mill_link_done done, void *context)
@@ -364,10 +425,8 @@ void mill_store_publish(struct mill_store *store, struct mill_link *link, struct
 	struct mill_params *p = params(store);
 	mill_params_text(p, request);
 	mill_params_text(p, published_by);
-	mill_link_begin(link);
-	mill_link_add(link, MILL_QUERY_PATIENCE, NULL);
-	mill_link_add(link, MILL_QUERY_PUBLISH, p);
-	mill_link_end(link, done, context);
+	publish_params(store, p);
+	send_publishing(store, link, MILL_QUERY_PUBLISH, p, done, context);
 }
 
 struct mill_span mill_store_published(const struct mill_results *results)
@@ -387,6 +446,19 @@ static void pair_params(struct mill_params *p, const struct mill_manifest *manif
 	for (size_t i = 0; i < manifest->lane_count; i++)
 		mill_element_text(p, MILL_SPAN(manifest->lanes[i].subscriber));
 	mill_params_array_end(p);
+}
+
+/* $3 and $4 where a table has no lanes: their numbers are ours, and so is the app's name. */
+static void declare_pairs(struct mill_store *store, struct mill_params *p,
+                          const struct mill_manifest *manifest)
+{
+	mill_pairs_declare(store->pairs, manifest);
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		mill_element_int4(p, mill_pairs_number(store->pairs, manifest->lanes[i].topic,
+		                                       manifest->lanes[i].subscriber));
+	mill_params_array_end(p);
+	mill_params_text(p, MILL_SPAN(manifest->settings.app));
 }
 
 void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
@@ -412,6 +484,8 @@ void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
 	mill_link_add(link, MILL_QUERY_REGISTER_LANES, p);
 	p = params(store);
 	pair_params(p, manifest);
+	if (store->pairs != NULL)
+		declare_pairs(store, p, manifest);
 	mill_link_add(link, MILL_QUERY_READ_LANES, p);
 	mill_link_end(link, done, context);
 }
@@ -469,6 +543,11 @@ void mill_store_sweep(struct mill_store *store, struct mill_link *link, enum mil
 	struct mill_params *p = params(store);
 	mill_params_int4(p, most);
 	mill_params_int4(p, lease_secs);
+	if (store->pairs != NULL) {
+		mill_pairs_params(store->pairs, p);
+		mill_pairs_option_params(store->pairs, p);
+		mill_params_int4(p, store->retain_hours);
+	}
 	mill_link_begin(link);
 	mill_link_add(link, MILL_QUERY_PIN, NULL);
 	mill_link_add(link, query, p);

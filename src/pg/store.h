@@ -3,7 +3,8 @@
  *
  * A store fills in the statements for one schema; the calls send one exchange each on a link that
  * was made with mill_store_statements. Answers come as link.h says: later, exactly once; rows are
- * read with the functions below, during the callback.
+ * read with the functions below, during the callback. Only the store knows which shape of table it
+ * works on (queries.h): on a plain one, what the table has no place for is done without.
  *
  * Runtime process.
  */
@@ -18,6 +19,10 @@ struct mill_store;
 struct mill_store_options {
 	const char *schema, *table, *prefix; /* plain identifiers */
 	int64_t max_payload_bytes;
+	enum mill_shape shape;
+	/* For a plain table, where no setting in the database says so: */
+	bool notify;          /* whether publishing notifies */
+	int64_t retain_hours; /* of what was published to nobody; 0 keeps it */
 };
 struct mill_store *mill_store_new(const struct mill_store_options *options);
 void mill_store_free(struct mill_store *store);
@@ -59,7 +64,8 @@ struct mill_store_claimed {
 	int32_t max_attempts; /* 0: the lane's */
 	int32_t crashes;
 	int64_t created_at; /* µs since 1970 */
-	struct mill_span published_by, headers;
+	struct mill_span published_by;
+	struct mill_span headers; /* empty: they are larger than 65536 bytes */
 	struct mill_span payload; /* absent: it is larger than max_payload_bytes */
 };
 size_t mill_store_claimed_count(const struct mill_results *results);
@@ -110,7 +116,10 @@ struct mill_span mill_store_published(const struct mill_results *results);
 
 /* ---- lanes and leases, on the lease link ----------------------------------------------------- */
 
-/* Upsert the manifest's lanes and read their numbers. Another app's pair changes nothing. */
+/*
+ * Upsert the manifest's lanes and read their numbers. Another app's pair changes nothing. What is
+ * published to a plain table from now on goes to these lanes.
+ */
 void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
                                const struct mill_manifest *manifest, mill_link_done done,
                                void *context);

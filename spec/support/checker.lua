@@ -1,0 +1,249 @@
+-- Proves the contract of one run under faults, from what was seen outside of the program: the ids
+-- whose publish committed, the runs that handlers recorded (witness.lua), the steps of each row
+-- that triggers recorded, and the final rows. Knows nothing of processes and asks nobody: pure.
+--
+--   checker.prove {
+--     committed = { id, … }, runs = …, steps = …, rows = …, max_attempts = 50,
+--     windows = { { worker = pid or nil for all, from = …, to = … } },
+--     is_unknown = function(row) … end,   -- may this row, whose publish is in doubt, be there?
+--     may_fail = false,                   -- whether dead letters are accepted
+--   }
+--
+-- A window is a time in which a worker could not renew for so long that its lease may have ended.
+-- A run that was under way in it may overlap the next one of its message until GRACE_SECS later:
+-- by then the worker must have found itself dead and stopped its executors.
+--
+-- A hold is the time from a claim to what ended it. It belongs to an attempt of a message in a
+-- worker; runs and holds are matched by these three.
+
+local checker = {}
+
+local GRACE_SECS = 3
+local MOST_SHOWN = 10
+local RECLAIMED = "the subscriber holding this message stopped responding"
+
+local LEGAL = {
+  pending = { running = true, discarded = true },
+  running = { pending = true, done = true, failed = true, discarded = true },
+}
+
+local function trail(steps, runs)
+  local lines = {}
+  for _, step in ipairs(steps or {}) do
+    table.insert(lines, ("    %s %s → %s, attempts %s → %s, %s%s"):format(
+      step.at, step.was, step.became, step.attempts_were, step.attempts, step.claimed_by,
+      step.error and ": " .. step.error:sub(1, 80) or ""))
+  end
+  for _, run in ipairs(runs or {}) do
+    table.insert(lines, ("    run %s, attempt %d in worker %d: %.6f to %s%s"):format(
+      run.run, run.attempt, run.worker, run.began, run.ended and ("%.6f"):format(run.ended) or "its death",
+      run.held and ", while another held the message" or ""))
+  end
+  return table.concat(lines, "\n")
+end
+
+-- The pid in `host-pid-random#claim`.
+local function worker_of(claimed_by)
+  return tonumber(claimed_by and claimed_by:match "%-(%d+)%-%x+#%d+$")
+end
+
+local function key_of(attempt, worker)
+  return ("%s in %s"):format(attempt, worker)
+end
+
+-- The holds of one message by attempt and worker, and what is wrong with its steps.
+local function read_steps(steps, fail)
+  local holds, tokens = {}, {}
+  local hold -- the one under way
+  if steps[1].was ~= nil or steps[1].attempts ~= 0 then
+    fail "does not begin with its publish"
+  end
+  for i = 2, #steps do
+    local step = steps[i]
+    if step.was ~= steps[i - 1].became or step.attempts_were ~= steps[i - 1].attempts then
+      fail "has a step that does not follow the one before"
+    elseif not (LEGAL[step.was] or {})[step.became] then
+      fail(("went from %s to %s"):format(step.was, step.became))
+    elseif step.became == "running" then
+      if step.attempts ~= step.attempts_were + 1 then
+        fail "was claimed without counting the attempt"
+      end
+      if tokens[step.claimed_by] then
+        fail("was claimed twice as " .. step.claimed_by)
+      end
+      tokens[step.claimed_by] = true
+      local key = key_of(step.attempts, worker_of(step.claimed_by))
+      holds[key] = holds[key] or { claims = 0, refunds = 0, reclaims = 0, done = false, runs = {} }
+      hold = holds[key]
+      hold.claims = hold.claims + 1
+    else
+      local refund = step.attempts_were - step.attempts
+      if refund ~= 0 and not (refund == 1 and step.became == "pending") then
+        fail(("had its attempts set from %d to %d"):format(step.attempts_were, step.attempts))
+      end
+      hold.refunds = hold.refunds + refund
+      hold.reclaims = hold.reclaims + (step.error == RECLAIMED and refund == 0 and 1 or 0)
+      hold.done = hold.done or step.became == "done"
+    end
+  end
+  return holds
+end
+
+-- Runs against holds: each start was paid for, each payment was for a start or a lost lease, and
+-- `done` was said by a run that returned.
+local function match_runs(runs, holds, max_attempts, fail)
+  local complete = 0
+  for _, run in ipairs(runs) do
+    local hold = holds[key_of(run.attempt, run.worker)]
+    if hold then
+      table.insert(hold.runs, run)
+    else
+      fail(("was run as attempt %d in worker %d, which never claimed it so"):format(run.attempt, run.worker))
+    end
+    complete = complete + (run.ended and 1 or 0)
+  end
+  local counted = 0
+  for key, hold in pairs(holds) do
+    local started = #hold.runs
+    if started > hold.claims then
+      fail(("was started %d times as attempt %s, and claimed %d times"):format(started, key, hold.claims))
+    end
+    local unstarted = hold.claims - hold.refunds - started
+    if unstarted > hold.reclaims then
+      fail(("lost an attempt (%s) in which it was not started"):format(key))
+    end
+    counted = counted + math.max(0, started - hold.refunds)
+    if hold.done then
+      local returned = false
+      for _, run in ipairs(hold.runs) do
+        returned = returned or run.ended ~= nil
+      end
+      if not returned then
+        fail(("is done by attempt %s, in which no run returned"):format(key))
+      end
+    end
+  end
+  if counted > max_attempts then
+    fail(("was started %d times, at most %d are allowed"):format(counted, max_attempts))
+  end
+  return complete
+end
+
+local function is_excused(earlier, later, windows)
+  for _, window in ipairs(windows) do
+    if (window.worker == nil or window.worker == earlier.worker) and window.from < later.began
+      and window.to > earlier.began and later.began < window.to + GRACE_SECS then
+      return true
+    end
+  end
+  return false
+end
+
+-- Two runs at a time. Of a run that did not return, the kernel's lock tells whether its process
+-- lived: one that found the message free proves that all before it were over. Of several that could
+-- hold it, each must be excused.
+local function find_overlaps(runs, windows, fail)
+  local excused, under_way = 0, {}
+  for _, later in ipairs(runs) do
+    local found, all_excused, still = false, true, {}
+    for _, earlier in ipairs(under_way) do
+      if earlier.ended and earlier.ended > later.began or not earlier.ended and later.held then
+        found = true
+        all_excused = all_excused and is_excused(earlier, later, windows)
+        table.insert(still, earlier)
+      end
+    end
+    if later.held and not found then
+      fail "was held by a run that had returned"
+    elseif found and not all_excused then
+      fail(("was run twice at a time: run %s began during another"):format(later.run))
+    elseif found then
+      excused = excused + 1
+    end
+    under_way = still
+    table.insert(under_way, later)
+  end
+  return excused
+end
+
+-- Raises with all that is wrong, each message with its trail; returns figures: messages, runs,
+-- overlaps (the excused ones), attempts (the most of one message), refunds, reclaims.
+function checker.prove(evidence)
+  local problems, shown = {}, {}
+  local figures = { messages = 0, runs = #evidence.runs, overlaps = 0, attempts = 0, refunds = 0, reclaims = 0 }
+  local runs = {}
+  for _, run in ipairs(evidence.runs) do
+    runs[run.id] = runs[run.id] or {}
+    table.insert(runs[run.id], run)
+  end
+  local function failing(id)
+    return function(text)
+      table.insert(problems, ("message %s %s%s"):format(id, text,
+        not shown[id] and "\n" .. trail(evidence.steps[id], runs[id]) or ""))
+      shown[id] = true
+    end
+  end
+
+  local rows = {}
+  for _, row in ipairs(evidence.rows) do
+    rows[row.id] = row
+  end
+  local committed = {}
+  for _, id in ipairs(evidence.committed) do
+    committed[id] = true
+    if not rows[id] then
+      failing(id) "is lost: its publish committed"
+    end
+  end
+  for id in pairs(runs) do
+    if not rows[id] then
+      failing(id) "was run, and is in no row"
+    end
+  end
+
+  for id, row in pairs(rows) do
+    local fail = failing(id)
+    figures.messages = figures.messages + 1
+    figures.attempts = math.max(figures.attempts, tonumber(row.attempts))
+    if not committed[id] and not (evidence.is_unknown and evidence.is_unknown(row)) then
+      fail "is a row that nobody published"
+    end
+    if row.status ~= "done" and not (row.status == "failed" and evidence.may_fail) then
+      fail(("ended as %s: %s"):format(row.status, row.error))
+    end
+    if row.status == "failed" and tonumber(row.attempts) < evidence.max_attempts then
+      fail(("is a dead letter after %s attempts"):format(row.attempts))
+    end
+    if tonumber(row.attempts) > evidence.max_attempts then
+      fail(("has %s attempts, at most %d are allowed"):format(row.attempts, evidence.max_attempts))
+    end
+    local steps = evidence.steps[id]
+    if not steps then
+      fail "has no steps"
+    else
+      local holds = read_steps(steps, fail)
+      for _, hold in pairs(holds) do
+        figures.refunds = figures.refunds + hold.refunds
+        figures.reclaims = figures.reclaims + hold.reclaims
+      end
+      local last = steps[#steps]
+      if last.became ~= row.status or last.attempts ~= tonumber(row.attempts) then
+        fail "is not what its last step says"
+      end
+      local complete = match_runs(runs[id] or {}, holds, evidence.max_attempts, fail)
+      if row.status == "done" and complete == 0 then
+        fail "is done, and no run of it returned"
+      end
+    end
+    figures.overlaps = figures.overlaps + find_overlaps(runs[id] or {}, evidence.windows or {}, fail)
+  end
+
+  if #problems > 0 then
+    local more = #problems - MOST_SHOWN
+    error(("the contract is broken %d times:\n  %s%s"):format(#problems,
+      table.concat(problems, "\n  ", 1, math.min(#problems, MOST_SHOWN)), more > 0 and "\n  …" or ""), 2)
+  end
+  return figures
+end
+
+return checker
