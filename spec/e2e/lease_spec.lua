@@ -38,7 +38,8 @@ describe("a worker", function()
     app:start()
     local before = app.db:value "select max(lease_until) from tidemill.worker"
     app:wait_until(function()
-      return app.db:value("select min(lease_until) > $1::timestamptz + interval '4 seconds' from tidemill.worker", before) == "t"
+      return app.db:value(
+        "select min(lease_until) > $1::timestamptz + interval '4 seconds' from tidemill.worker", before) == "t"
     end, 30, "both have renewed their leases for four seconds")
     assert.equal("running", journal.row(app, id).status)
     app:write("go1", "")

@@ -30,7 +30,9 @@ describe("the order in a lane", function()
   it("is priority, due time, then the order of publishing, with one slot", function()
     local app = journal.app {
       config = { subscribe = { t = { work = { handler = "work", concurrency = 1 } } } },
-      handlers = { work = [[ if payload.name == "hold" then journal.wait_for "go" else journal.note(payload.name) end ]] },
+      handlers = {
+        work = [[ if payload.name == "hold" then journal.wait_for "go" else journal.note(payload.name) end ]],
+      },
     }
     app:start()
     journal.publish(app, "t", '{"name": "hold"}')
@@ -109,7 +111,8 @@ describe("a lane with thousands waiting", function()
       local seen = tonumber(app.db:value(last_claim))
       local row = journal.wait_for_status(app, id, "running")
       local taken = tonumber(row.claimed_by:match "#(%d+)$")
-      assert.truthy(taken <= seen + 2, ("round %d: claim %d took it, %d was the last before"):format(round, taken, seen))
+      assert.truthy(taken <= seen + 2,
+        ("round %d: claim %d took it, %d was the last before"):format(round, taken, seen))
     end
     app:write("go", "")
   end)

@@ -65,7 +65,8 @@ describe("the server stopped at once and started again", function()
     server:start()
     app:wait_until(function()
       return journal.count(app, "done", "attempts = 1 and payload ->> 'n' <= '30'") <= 30
-        and journal.count(app, "done") == 30 and journal.count(app, "pending", "attempts = 1 and error is not null") == 30
+        and journal.count(app, "done") == 30
+        and journal.count(app, "pending", "attempts = 1 and error is not null") == 30
     end, 10, "thirty are done, thirty failed once")
     assert.equal(60, #journal.begun(app))
     assert.is_nil(worker:stderr():find "lease_lost")

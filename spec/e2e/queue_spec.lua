@@ -117,7 +117,8 @@ describe("a row with values that no publish allows", function()
   it("does not stop the others", function()
     local app = start ""
     local columns = {
-      headers = "jsonb_build_object('a', repeat('x', 70000))", attempts = "2147483647", published_by = "repeat('x', 100000)",
+      headers = "jsonb_build_object('a', repeat('x', 70000))", attempts = "2147483647",
+      published_by = "repeat('x', 100000)",
       created_at = "'infinity'", updated_at = "'-infinity'", crashes = "32767", errors = "'\"no list\"'",
       max_attempts = "-1", claimed_by = "'nobody'", claimed_at = "'-infinity'", processed_at = "null",
     }

@@ -107,7 +107,8 @@ describe("a handler that raises", function()
     for i, case in ipairs(raised) do
       chunks[i] = ("function() %s end,"):format(case[1])
     end
-    local app = start(("local cases = { %s }\ncases[payload.n]()"):format(table.concat(chunks, "\n")), { max_attempts = 1 })
+    local body = ("local cases = { %s }\ncases[payload.n]()"):format(table.concat(chunks, "\n"))
+    local app = start(body, { max_attempts = 1 })
     journal.publish_many(app, "t", #raised)
     journal.wait_until_finished(app)
     for i, case in ipairs(raised) do

@@ -130,7 +130,8 @@ describe("a stop while starting", function()
       worker:kill "TERM"
       local code, signal = worker:wait(10)
       -- Before the program has set up its handlers, the signal itself ends it.
-      assert.truthy(code == 0 or (i < 3 and signal == 15), ("after %d ms: %s %s"):format(i * 8, tostring(code), tostring(signal)))
+      assert.truthy(code == 0 or (i < 3 and signal == 15),
+        ("after %d ms: %s %s"):format(i * 8, tostring(code), tostring(signal)))
     end
     assert.equal(0, workers(app))
     process.assert_none_left()
