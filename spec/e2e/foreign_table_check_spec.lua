@@ -1,11 +1,11 @@
--- A table of another program that no worker could work on: it says so before it starts.
+-- Programs and a table of another program: what they refuse, and in which words.
 
 local foreign = require "spec.support.foreign"
 local tidemill = require "spec.support.tidemill"
 
 after_each(tidemill.close_all)
 
-describe("a worker on a foreign table that does not fit", function()
+describe("a program that meets a foreign table", function()
   local function new_app(config)
     config = config or {}
     config.subscribe = { t = "work" }
@@ -34,11 +34,30 @@ describe("a worker on a foreign table that does not fit", function()
     ["alter table other.queue_message rename to q; create view other.queue_message as select * from other.q"] =
       "it must be an ordinary table, neither a view nor partitioned",
   } do
-    it(("says so: %s"):format(change), function()
+    it(("says what does not fit: %s"):format(change), function()
       local stderr = refusal(change)
       assert.truthy(stderr:find(expected, 1, true), stderr)
     end)
   end
+
+  it("is drained like any other", function()
+    local app = new_app()
+    for _ = 1, 3 do
+      foreign.insert_silently(app, "t", "work")
+    end
+    assert.equal(0, app:run("drain").code)
+    assert.equal(3, foreign.count(app, "status = 'done' and attempts = 1"))
+  end)
+
+  it("says which commands need more than a table", function()
+    local app = new_app()
+    for _, words in ipairs { { "publish", "t" }, { "status" }, { "prune" }, { "reclaim" }, { "failed", "list" } } do
+      local result = app:run(words)
+      assert.equal(1, result.code, words[1])
+      assert.truthy(result.stderr:find("the config says `migrate = false`", 1, true), result.stderr)
+    end
+    assert.equal(0, #app:ledger())
+  end)
 
   it("says which right it lacks", function()
     local app = new_app()

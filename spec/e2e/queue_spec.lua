@@ -291,6 +291,19 @@ describe("a handler publishes", function()
       note, rows[1].id), note)
   end)
 
+  it("with tidemill.publish in the name of whoever published the message, or in another", function()
+    local app = start [[
+      tidemill.publish "after"
+      tidemill.publish("after", {}, { published_by = "bob" })
+    ]]
+    journal.wait_for_status(app, journal.publish(app, "t", "{}", "published_by => 'ann'"), "done")
+    local by = {}
+    for i, row in ipairs(app:ledger "topic = 'after'") do
+      by[i] = row.published_by
+    end
+    assert.same({ "ann", "bob" }, by)
+  end)
+
   it("something the database refuses, and fails for that reason", function()
     local app = start([[ ctx:publish("after", {}) ]], { max_attempts = 1 })
     app.db:exec [[

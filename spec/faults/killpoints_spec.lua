@@ -7,12 +7,13 @@
 local checker = require "spec.support.checker"
 local clock = require "spec.support.clock"
 local cluster = require "spec.support.cluster"
+local pg = require "spec.support.pg"
 local tidemill = require "spec.support.tidemill"
 local witness = require "spec.support.witness"
 
 after_each(tidemill.close_all)
 
-local KILL, STOP, CONT = 9, 19, 18
+local KILL = 9
 
 -- Everything is finished and proven. `expect`: figures that are known beforehand.
 local function prove(app, ids, expect)
@@ -190,20 +191,31 @@ end)
 
 -- ---- a lease that cannot be renewed -------------------------------------------------------------
 
-describe("a worker whose renewals get no answer", function()
+describe("a worker cut off from the database", function()
+  -- A role of its own, that is then shut out.
+  local role
+
+  after_each(function()
+    tidemill.close_all()
+    local admin = pg.connect()
+    admin:exec("drop role if exists " .. role)
+    admin:close()
+  end)
+
   it("has stopped its handlers when others start them", function()
     local app = witness.app { body = 'witness.wait_for "go"' }
-    local deaf = app:start()
-    local backend = tonumber(app.db:value [[select pid from pg_stat_activity
-      where datname = current_database() and application_name = 'tidemill lease']])
+    role = app.database .. "_cut_off"
+    app.db:exec(("create role %s superuser login"):format(role))
+    local cut_off = app:start { "--database", app.dsn .. " user=" .. role }
     local ids = witness.publish(app, 3)
     witness.wait_until_begun(app, 3)
     app:start()
-    witness.signal(backend, STOP)
+    app.db:exec(("alter role %s nologin"):format(role))
+    app.db:query("select pg_terminate_backend(pid) from pg_stat_activity where usename = $1", role)
     witness.wait_until_begun(app, 6)
-    witness.signal(backend, CONT)
+    app.db:exec(("alter role %s login"):format(role))
+    cut_off:wait_for "event=lease_over"
     app:write("go", "")
-    deaf:wait_for "event=lease_over"
     -- The checker excuses no overlap here.
     prove(app, ids, { reclaims = 3, runs = 6 })
   end)

@@ -111,7 +111,7 @@ static void on_notice(const char *severity, const char *text, void *context)
 
 int mill_cli_explain(const struct mill_cli_database *database, struct mill_err *err)
 {
-	static const char *const missing[] = { "3F000", "42883", "42P01" };
+	static const char *const missing[] = { "3F000", "42883", "42P01", "42703" };
 	const char *schema = database->manifest.settings.schema;
 	char said[sizeof(err->message)];
 	memcpy(said, err->message, sizeof(said));

@@ -12,6 +12,9 @@
 #include "core/clock.h"
 #include "core/frame.h"
 
+#define PATIENCE_MS 100
+#define IMPATIENCE_NS 1000000000u
+
 static const char *const level_names[] = { "debug", "info", "warn", "error" };
 
 /* Set once at start, before anything runs beside; `lost` alone changes later. */
@@ -130,20 +133,32 @@ static void append_field(struct mill_buffer *line, const struct mill_field *fiel
 		mill_buffer_text(line, "\"");
 }
 
-/* One write per line, so that lines of several processes do not mix; never waits for a reader. */
-static void write_line(const struct mill_buffer *line)
+/*
+ * A reader that is only slow is waited for, a moment. One that does not read at all costs that
+ * moment once a second, not once a line: it must not stop the work.
+ */
+static bool output_is_ready(void)
 {
+	static uint64_t impatient_until;
+	uint64_t now = mill_clock_ns();
 	struct pollfd ready = { .fd = output, .events = POLLOUT };
-	if (poll(&ready, 1, 0) == 0) {
-		lost++;
-		return;
-	}
+	if (poll(&ready, 1, now < impatient_until ? 0 : PATIENCE_MS) != 0)
+		return true; /* an error too: the write tells */
+	if (now >= impatient_until)
+		impatient_until = now + IMPATIENCE_NS;
+	return false;
+}
+
+/* One write per line, so that lines of several processes do not mix. */
+static bool write_line(const struct mill_buffer *line)
+{
+	if (!output_is_ready())
+		return false;
 	ssize_t written;
 	do {
 		written = write(output, line->data, line->len);
 	} while (written < 0 && errno == EINTR);
-	if (written < 0)
-		lost++;
+	return written >= 0;
 }
 
 void mill_log_write(enum mill_log_level level, const char *event, const struct mill_field *fields)
@@ -164,11 +179,9 @@ void mill_log_write(enum mill_log_level level, const char *event, const struct m
 		mill_buffer_text(&line, "\"");
 	for (const struct mill_field *field = fields; field->kind != MILL_FIELD_END; field++)
 		append_field(&line, field);
-	if (lost > 0) {
+	if (lost > 0)
 		append_field(&line, &MILL_INT("lines_lost", lost));
-		lost = 0;
-	}
 	mill_buffer_text(&line, json ? "}\n" : "\n");
-	write_line(&line);
+	lost = write_line(&line) ? 0 : lost + 1;
 	mill_buffer_free(&line);
 }

@@ -204,7 +204,8 @@ static void on_end(struct mill_process *process, int64_t status, int signal_numb
 
 static void watch_load(struct mill_process *process, uint64_t now)
 {
-	if (process->state != MILL_PROCESS_STARTING ||
+	/* One that was started a moment ago, by this very walk, is younger than `now`. */
+	if (process->state != MILL_PROCESS_STARTING || now <= process->started_ns ||
 	    (double)(now - process->started_ns) <= LOAD_LIMIT_SECS * SECOND_NS)
 		return;
 	mill_log(MILL_LOG_ERROR, "load_hangs", MILL_INT("pid", process->handle.pid),
