@@ -8,12 +8,12 @@ SPEC ?= spec
 MAKEFLAGS += --no-print-directory
 
 # $(call build,FOLDER): configures the folder once, by the preset of its name, and builds it. Progress
-# is for a person at a terminal.
+# is for a person at a terminal who has not built there before: the rest is short.
 define build
 	@echo "building $(1)"
 	@test -f $(1)/build.ninja || { mkdir -p $(1) && cmake --preset $(notdir $(1)) >$(1)/configure.log 2>&1; } || \
 		{ cat $(1)/configure.log; exit 1; }
-	@cmake --build $(1) -- $$(test -t 1 || echo --quiet)
+	@cmake --build $(1) -- $$(test -t 1 -a ! -x $(1)/tidemill || echo --quiet)
 endef
 
 .PHONY: help build run test check asan-test bench-claim clean

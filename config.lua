@@ -1,5 +1,5 @@
 -- The sample app, and a config that shows every key. A line that is commented out shows the default.
--- docs/configuration.md says more about each.
+-- docs/configuration.md says more about each, docs/handlers.md what a handler can do.
 
 return {
   app = "shop",                       -- owner of these subscriptions

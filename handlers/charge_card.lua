@@ -5,7 +5,8 @@
 
 local tidemill = require "tidemill"
 
-math.randomseed(math.floor(tidemill.now() * 1000) % 2 ^ 31)
+-- Each executor process has its own dice: processes that start in the same moment must not agree.
+math.randomseed(tonumber(tidemill.uuid():sub(-8), 16))
 
 -- What a bank's library would do. A real one wants an idempotency key, and the message's id is one: it
 -- is the same for every attempt, so a second charge for it is refused.
@@ -20,7 +21,8 @@ end
 
 return function(order, ctx)
   if not order.cents then
-    -- No number of attempts will change that.
+    -- No number of attempts will change that, so there is no second one, and no dead letter either.
+    tidemill.log.warn("no `cents` in the order: discarded", { order = order.id })
     return ctx:discard("an order without a price")
   end
   local receipt = charge(order.card or "4000-0000", order.cents, ctx.message_id)

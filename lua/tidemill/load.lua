@@ -306,21 +306,24 @@ function Loading:subscription(topic, subscriber, handler, options, keys)
   }
 end
 
--- name = "module" | function | { handler = …, options }
+-- name = "module" | function | { handler = …, options }; without `handler`, the module `name`
 function Loading:named(topic, subscriber, value, keys)
   local kind = type(value)
   if kind == "string" or kind == "function" then
     self:subscription(topic, subscriber, value, {}, keys)
   elseif kind == "table" then
     local handler = rawget(value, "handler")
+    if handler == nil then
+      handler = subscriber
+    end
     if type(handler) == "string" or type(handler) == "function" then
       self:subscription(topic, subscriber, handler, value, keys)
     else
-      self:report(handler == nil and keys or below(keys, "handler"),
+      self:report(below(keys, "handler"),
         ("`handler` must be a module's name or a function, found %s"):format(argument.show(handler)))
     end
   else
-    self:report(keys, ("expected a module's name, a function or a table with `handler`, found %s"):format(
+    self:report(keys, ("expected a module's name, a function or a table of options, found %s"):format(
       argument.show(value)))
   end
 end

@@ -15,8 +15,8 @@ local LEVELS = { debug = 0, info = 1, warn = 2, error = 3 }
 
 -- The names of what every line has.
 local TAKEN = {
-  time = true, level = true, event = true, message_id = true, topic = true, attempt = true, text = true,
-  lines_lost = true,
+  time = true, level = true, event = true, message_id = true, topic = true, subscriber = true, attempt = true,
+  text = true, lines_lost = true,
 }
 local MAX_FIELDS = 32
 

@@ -78,6 +78,17 @@ describe("a mistake on the command line", function()
     end)
   end
 
+  it("in a variable of the environment ends with 2, too", function()
+    for _, case in ipairs {
+      { "TIDEMILL_LOG_LEVEL", "loud", "debug, info, warn, error" }, { "TIDEMILL_LOG_FORMAT", "xml", "text, json" },
+    } do
+      local name, value, known = unpack(case)
+      assert_refused(2, ("`%s` is `%s`: use one of %s"):format(name, value, known),
+        process.run { tidemill.binary, "help", env = { [name] = value } })
+      assert.equal(0, process.run({ tidemill.binary, "help", env = { [name] = "" } }).code)
+    end
+  end)
+
   it("says where to go when there is no config", function()
     for _, command in ipairs { "check", "run", "dev" } do
       assert_refused(2, "there is no config.lua: go to the folder of your app, or name its config with -c FILE",
@@ -108,7 +119,7 @@ describe("check", function()
   it("lists what is wired to what", function()
     local stdout = offline():must_run "check"
     assert.truthy(stdout:find "^topic +subscriber +handler\norder%.paid +count +count\norder%.paid +greet +greet\n\n")
-    assert.truthy(stdout:find "config%.lua is good: 2 subscriptions, all handlers load\n$")
+    assert.truthy(stdout:find 'config%.lua is good: app "app", 2 subscriptions, all handlers load\n$')
   end)
 
   it("prints JSON that Postgres reads, options of the module included", function()
@@ -154,6 +165,27 @@ return {
     -- The config alone is in order, so a runtime would begin; the handlers are not its business.
     app:write_handler("broken", "return function() end")
     assert.equal(0, app:run("check").code)
+  end)
+
+  it("refuses an address of a database that cannot be read, and does not show it", function()
+    for _, key in ipairs { "database", "listen_database" } do
+      local app = offline { [key] = "hunter2", database = key ~= "database" and "host=/nowhere" or "hunter2" }
+      local result = app:run "check"
+      assert.equal(2, result.code)
+      local said = "config.lua: " .. key .. ": the address of the database cannot be read"
+      assert.truthy(result.stderr:find(said, 1, true), result.stderr)
+      assert.is_nil(result.stderr:find "hunter2")
+      app:write_config {}
+      assert.truthy(app:must_run("check"):find 'is good: app "app", which subscribes to nothing\n$')
+    end
+  end)
+
+  it("says after a while that a config still loads", function()
+    local app = offline "local function wait() while true do end end wait()"
+    local checking = process.spawn { tidemill.binary, "check", "-c", app.config_path }
+    checking:wait_for("event=still_loading config=" .. app.config_path:gsub("%p", "%%%0") .. " limit_secs=60", 30)
+    checking:kill "TERM"
+    checking:wait()
   end)
 
   it("says so when a config ends its process", function()
@@ -252,6 +284,11 @@ describe("publish", function()
       where available_at = '2099-01-31 07:00:00.5Z']])
   end)
 
+  it("takes the longest delay that it says it takes", function()
+    subscribed()
+    app:must_run("publish", "order.paid", "--delay", "3153600000")
+  end)
+
   it("takes the message from standard input, and any JSON value", function()
     subscribed()
     local long = '"' .. ("x"):rep(200000) .. '"'
@@ -274,10 +311,11 @@ describe("publish", function()
   end)
 
   it("says what to do where there is no queue", function()
-    local result = app:run("publish", "order.paid")
-    assert.equal(1, result.code)
-    assert.truthy(result.stderr:find(
-      '^tidemill: this database has no queue in schema "tidemill": run `tidemill migrate`'), result.stderr)
+    assert_refused(1, 'this database has no queue in schema "tidemill": run `tidemill migrate`',
+      app:run("publish", "order.paid"))
+    app:must_run("migrate", "--to", "1")
+    assert_refused(1, 'this database has no queue in schema "tidemill", or one older than this program '
+      .. "(function tidemill.publish is missing): run `tidemill migrate`", app:run("publish", "order.paid"))
   end)
 
   it("ends with 1 when the database cannot be reached, and says which it tried", function()
@@ -319,8 +357,9 @@ describe("publish", function()
     { { "t", ("["):rep(1001) }, "this is not JSON: line 1, column 1001: nested deeper than 1000" },
     { { "t", "--priority", "10" }, "`--priority` is `10`: use a whole number from -9 to 9" },
     { { "t", "--priority", "1.5" }, "`--priority` is `1.5`: use a whole number from -9 to 9" },
-    { { "t", "--delay", "soon" }, "`--delay` is `soon`: use a number from 0 to 3162240000" },
-    { { "t", "--delay", "nan" }, "`--delay` is `nan`: use a number from 0 to 3162240000" },
+    { { "t", "--delay", "soon" }, "`--delay` is `soon`: use a number from 0 to 3153600000" },
+    { { "t", "--delay", "nan" }, "`--delay` is `nan`: use a number from 0 to 3153600000" },
+    { { "t", "--delay", "3160000000" }, "`--delay` is `3160000000`: use a number from 0 to 3153600000" },
     { { "t", "--at", "tomorrow" },
       "`--at` is `tomorrow`: give a time with its zone, such as 2030-01-31T08:00:00Z" },
     { { "t", "--at", "2030-01-31T08:00:00Z", "--delay", "1" }, "give `--delay` or `--at`, not both" },
@@ -406,15 +445,17 @@ describe("run", function()
       local worker = process.spawn {
         tidemill.binary, "run", "-c", app.config_path, "--database", "host=/nowhere",
       }
-      assert.truthy(worker:wait_for "level=warn event=database_not_ready error=[^\n]*/nowhere")
+      assert.truthy(worker:wait_for "level=warn event=database_unreached error=[^\n]*/nowhere")
       -- Still there after what would kill it.
       worker:kill "HUP"
       worker:wait_for "event=signal_ignored signal=SIGHUP"
       assert.is_false(worker:poll())
       worker:kill(signal)
       assert.same({ 0 }, { worker:wait() })
+      assert.truthy(worker:stderr():find("event=signal signal=SIG" .. signal .. "\n[^\n]*event=stopped exit_code=0\n$"),
+        worker:stderr())
       -- The same trouble is said once in a while, not at every try.
-      local _, said = worker:stderr():gsub("event=database_not_ready", "")
+      local _, said = worker:stderr():gsub("event=database_unreached", "")
       assert.equal(1, said)
     end)
   end
@@ -424,7 +465,7 @@ describe("run", function()
     local late = app.database .. "_late"
     local dsn = app.dsn:gsub("dbname=%S+", "dbname=" .. late)
     local worker = process.spawn { tidemill.binary, "run", "-c", app.config_path, "--database", dsn }
-    worker:wait_for("event=database_not_ready[^\n]*" .. late)
+    worker:wait_for("event=database_unreached[^\n]*" .. late)
     app.admin:exec("create database " .. late)
     worker:wait_for("event=ready app=app lanes=2 executors=%d+ database=%S+/" .. late)
     worker:kill "TERM"

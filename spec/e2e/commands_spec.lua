@@ -172,7 +172,8 @@ describe("status", function()
     assert.equal(1, result.code)
     assert.equal("", result.stdout)
     assert.truthy(result.stderr:find(
-      '^tidemill: this database has no queue in schema "tidemill": run `tidemill migrate` %(relation [^\n]*%)\n$'),
+      '^tidemill: this database has no queue in schema "tidemill", or one older than this program '
+        .. '%(relation "[^\n]*" is missing%): run `tidemill migrate`\n$'),
       result.stderr)
     app:must_run "migrate"
     local stdout = app:must_run "status"

@@ -32,7 +32,7 @@ end
 local function start(app, ...)
   local dev = app:spawn { "dev", setpgid = true, ... }
   dev:wait_for("event=ready", 60)
-  return dev, dev:wait_for("(The app .*  stop +Ctrl%-C\n)", 10)
+  return dev, dev:wait_for("(The app .*\n  publish +[^\n]+\n)", 10)
 end
 
 -- What a first screen says in the row `name`.
@@ -74,6 +74,8 @@ describe("the first screen", function()
   it("shows what is wired to what, and lines that work as they stand", function()
     local app = new_app()
     local dev, screen = start(app)
+    assert.equal("once it is stopped: rm -rf " .. app.dir .. "/.tidemill", row(screen, "delete"))
+    assert.truthy(screen:find("\nIn another terminal, in this folder:\n", 1, true))
     assert.truthy(screen:find "\n  topic +subscriber +handler\n  order%.paid +greet +greet\n", screen)
     -- Typed where dev was typed.
     local published = process.run { "sh", "-c", row(screen, "publish"), cwd = app.dir }
@@ -259,7 +261,7 @@ describe("the private server", function()
     must("cp", "-r", app.config_path, app.dir .. "/handlers", strange)
     local dev = process.spawn { tidemill.binary, "dev", cwd = strange }
     dev:wait_for("event=ready", 60)
-    local screen = dev:wait_for "(The app .*  stop +Ctrl%-C\n)"
+    local screen = dev:wait_for "(The app .*\n  publish +[^\n]+\n)"
     local socket_folder = row(screen, "look"):match "host=(%S+)"
     assert.truthy(socket_folder:find "^/tmp/tidemill%-", socket_folder)
     assert.equal("700", must("stat", "-c", "%a", socket_folder))
@@ -267,14 +269,119 @@ describe("the private server", function()
     assert.equal(0, published.code, published.stderr)
     dev:kill "TERM"
     assert_stopped(dev)
-    must("rmdir", socket_folder)
+    assert.is_nil(lfs.attributes(socket_folder))
+    -- And it works again.
+    local again = process.spawn { tidemill.binary, "dev", cwd = strange }
+    again:wait_for("event=ready", 60)
+    again:kill "TERM"
+    assert_stopped(again)
+  end)
+
+  for name, shown in pairs {
+    ["with space"] = "a blank", ["it's"] = "an apostrophe", ["back\\slash"] = "a backslash",
+  } do
+    it("works in a folder with " .. shown .. " in its name", function()
+      local app = new_app()
+      local dir = app.dir .. "/" .. name
+      must("mkdir", dir)
+      must("cp", "-r", app.config_path, app.dir .. "/handlers", dir)
+      local dev = process.spawn { tidemill.binary, "dev", cwd = dir }
+      dev:wait_for("event=ready", 60)
+      local screen = dev:wait_for "(The app .*\n  publish +[^\n]+\n)"
+      assert.equal(dir .. "/.tidemill/pg", data_folder(screen))
+      local published = process.run { "sh", "-c", row(screen, "publish"), cwd = dir }
+      assert.equal(0, published.code, published.stderr)
+      dev:wait_for "greeted[^\n]* order=1"
+      local looked = process.run {
+        "sh", "-c", row(screen, "look") .. " -qAtc 'select count(*) from tidemill.queue_message'", cwd = "/",
+      }
+      assert.equal("1\n", looked.stdout, looked.stderr)
+      dev:kill "TERM"
+      assert_stopped(dev)
+    end)
+  end
+
+  it("is found by run, too", function()
+    local app = new_app()
+    local dev = start(app)
+    local worker = app:spawn "run"
+    worker:wait_for "event=ready[^\n]*/%.tidemill/pg:5432/tidemill"
+    app:stop(worker)
+    app:stop(dev)
+    assert.same({}, servers())
+    local alone = process.spawn { tidemill.binary, "run", cwd = app.dir, env = { PGHOST = "/nowhere" } }
+    alone:wait_for('event=database_unreached error="no database is named in the config, no `tidemill dev` runs '
+      .. "there, and by the PG%* variables: [^\n]*/nowhere")
+    alone:kill "TERM"
+    assert.same({ 0 }, { alone:wait() })
+  end)
+
+  it("gives what a killed dev was at to the next one at once", function()
+    local app = tidemill.app {
+      config = { subscribe = { a = "slow" }, retry_backoff_secs = 0 },
+      handlers = { slow = [[return function(_, ctx)
+        ctx:log("began")
+        if ctx.attempts == 1 then require("tidemill").sleep(600) end
+      end]] },
+      database = false,
+    }
+    must("chmod", "755", app.dir)
+    local dev = start(app)
+    app:must_run("publish", "a")
+    dev:wait_for "began"
+    dev:kill "KILL"
+    dev:wait()
+    local again = start(app)
+    again:wait_for "event=killed_workers_buried workers=1 messages=1"
+    again:wait_for("attempt=2[^\n]*began", 10)
+    interrupt(again)
+    assert_stopped(again)
+  end)
+
+  it("is started again when it was killed while dev runs", function()
+    local app = new_app()
+    local dev, screen = start(app)
+    for round = 1, 2 do
+      local position = dev:position()
+      must("kill", "-KILL", must("head", "-n", "1", data_folder(screen) .. "/postmaster.pid"))
+      dev:wait_for("event=database_ended", 10, position)
+      dev:wait_for("event=database_restarted", 30, position)
+      app:must_run("publish", "order.paid", ('{"id": %d}'):format(40 + round))
+      dev:wait_for(("greeted[^\n]* order=%d"):format(40 + round), 30)
+    end
+    interrupt(dev)
+    assert_stopped(dev)
+  end)
+
+  it("ends with 1 when it cannot be started again", function()
+    local app = new_app()
+    local dev, screen = start(app)
+    folder.write(data_folder(screen), "postgresql.conf", "no_such_setting = 1\n")
+    must("kill", "-KILL", must("head", "-n", "1", data_folder(screen) .. "/postmaster.pid"))
+    assert.same({ 1 }, { dev:wait(30) })
+    assert.truthy(dev:stderr():find(
+      "tidemill: Postgres ended by itself and does not start again: [^\n]*postgres%.log%)\n"), dev:stderr())
+    assert.same({}, servers())
+  end)
+
+  it("ends with dev, with 1, when its folder is removed", function()
+    local app = new_app()
+    local dev = start(app)
+    -- The server still writes: what it makes anew while we remove is in the way.
+    clock.wait_until(function()
+      return process.run({ "rm", "-rf", app.dir .. "/.tidemill" }).code == 0
+    end, 10, "the folder's end")
+    assert.same({ 1 }, { dev:wait(30) })
+    assert.truthy(dev:stderr():find("tidemill: [^\n]*/%.tidemill was removed while `tidemill dev` ran, and the "
+      .. "database with it: start `tidemill dev` again for an empty one\n"), dev:stderr())
+    assert.same({}, servers())
   end)
 
   it("is not made where the database is named", function()
     local app = tidemill.app { config = CONFIG, handlers = HANDLERS }
     local dev = app:spawn "dev"
     dev:wait_for "event=ready"
-    local screen = dev:wait_for "(The app .*  stop +Ctrl%-C\n)"
+    local screen = dev:wait_for "(The app .*\n  publish +[^\n]+\n)"
     assert.truthy(row(screen, "database"):find(app.database .. ", named by --database; no server was started", 1, true))
     local published = process.run { "sh", "-c", row(screen, "publish"), cwd = "/" }
     assert.truthy(published.stdout:find '"delivered":1', published.stderr)
@@ -288,8 +395,26 @@ describe("--sample", function()
     local app = new_app()
     app:write("sample.jsonl", '{"topic": "order.paid", "message": {"id": 21}}\n\n{"topic": "order.paid"}\n')
     local dev = start(app, "--sample")
-    dev:wait_for "event=sample_published messages=2"
+    dev:wait_for 'event=sample_published messages=2 hint="each start with %-%-sample publishes them again"'
     dev:wait_for "greeted[^\n]* order=21"
+  end)
+
+  it("has its first message in the first screen, asked for or not", function()
+    local app = new_app()
+    app:write("sample.jsonl", '\n{"message": {"a": [1, "}\\""], "topic": "no"}, "topic":"order.paid"}\n'
+      .. '{"topic": "t"}\n')
+    local dev, screen = start(app)
+    assert.truthy(row(screen, "publish"):find([[ order.paid '{"a": [1, "}\""], "topic": "no"}']], 1, true), screen)
+    assert.is_nil(row(screen, "sample"))
+    local published = process.run { "sh", "-c", row(screen, "publish"), cwd = app.dir }
+    assert.equal(0, published.code, published.stderr)
+    interrupt(dev)
+    assert_stopped(dev)
+    app:write("sample.jsonl", '{"topic":')
+    local again, second = start(app)
+    assert.truthy(row(second, "publish"):find([[ order.paid '{"id": 1}']], 1, true), second)
+    interrupt(again)
+    assert_stopped(again)
   end)
 
   it("is a mistake without such a file, or with a bad line in it", function()
@@ -344,6 +469,7 @@ if is_root then
       assert.truthy(outer, data)
       assert.equal("postgres 700", must("stat", "-c", "%U %a", outer))
       assert.equal(("data %s\n"):format(outer), folder.read(app.dir .. "/.tidemill/where"))
+      assert.equal(("once it is stopped: rm -rf %s/.tidemill %s"):format(app.dir, outer), row(screen, "delete"))
       app:must_run("publish", "order.paid", '{"id": 3}')
       dev:wait_for "greeted[^\n]* order=3"
       interrupt(dev)
@@ -375,6 +501,20 @@ if is_root then
     end)
   end)
 
+  describe("root", function()
+    it("is told where the rest lies when .tidemill is removed while dev runs", function()
+      local app = new_app "700"
+      local dev, screen = start(app)
+      local outer = data_folder(screen):gsub("/pg$", "")
+      folder.remove(app.dir .. "/.tidemill")
+      assert.same({ 1 }, { dev:wait(30) })
+      assert.truthy(dev:stderr():find(("tidemill: %s/.tidemill was removed while `tidemill dev` ran; what is left of "
+        .. "its database, in %s, can be removed, too\n"):format(app.dir, outer), 1, true), dev:stderr())
+      assert.same({}, servers())
+      folder.remove(outer)
+    end)
+  end)
+
   describe("an ordinary user", function()
     -- The binary where that user can reach it, and a folder that is theirs alone.
     local function as_nobody(app)
@@ -389,7 +529,7 @@ if is_root then
       table.insert(argv, "dev")
       local dev = process.spawn { argv = argv, cwd = app.dir, env = { HOME = app.dir } }
       dev:wait_for("event=ready", 60)
-      local screen = dev:wait_for "(The app .*  stop +Ctrl%-C\n)"
+      local screen = dev:wait_for "(The app .*\n  publish +[^\n]+\n)"
       assert.equal(app.dir .. "/.tidemill/pg", data_folder(screen))
       assert.equal("nobody 700", must("stat", "-c", "%U %a", app.dir .. "/.tidemill"))
       local published = process.run {
@@ -400,6 +540,16 @@ if is_root then
       local looked = process.run { "runuser", "-u", "nobody", "--", "sh", "-c",
         row(screen, "look") .. " -qAtc 'select count(*) from tidemill.queue_message'", cwd = "/" }
       assert.equal("1\n", looked.stdout, looked.stderr)
+      -- Somebody else is told why dev's database is not used.
+      must("chmod", "755", app.dir)
+      local other = process.run {
+        "runuser", "-u", "daemon", "--", app.dir .. "/tidemill", "publish", "order.paid", cwd = app.dir,
+        env = { PGHOST = "/nowhere", PGUSER = "x" },
+      }
+      assert.equal(1, other.code)
+      assert.truthy(other.stderr:find(("tidemill: no database is named in the config, this account may not look into "
+        .. "%s/.tidemill, where the `tidemill dev` of the account nobody has its database, and by the PG* variables: ")
+        :format(app.dir), 1, true), other.stderr)
       -- runuser hands the signal on.
       dev:kill "TERM"
       dev:wait(60)

@@ -190,6 +190,18 @@ return {
       assert.equal(8, found.lanes[5].options.max_attempts)
     end)
 
+    it("have the module of the subscriber's name where a table of options names none", function()
+      local config = [[return { subscribe = { made = { a = { max_attempts = 3 }, ["crm.sync"] = {} } } }]]
+      local found = manifest(config, { handlers = handlers })
+      assert.same({ "made a a", "made crm.sync crm.sync" }, lanes(found))
+      assert.equal(3, found.lanes[1].options.max_attempts)
+      assert.same({ "made a a", "made crm.sync crm.sync" }, lanes(manifest(config, { mode = "config" })))
+      assert.same({
+        "config.lua:1: subscribe.made.absent: module `absent` not found: looked for handlers/absent.lua and "
+          .. "handlers/absent/init.lua, and in package.path and package.cpath",
+      }, problems("return { subscribe = { made = { absent = { max_attempts = 3 } } } }", { handlers = handlers }))
+    end)
+
     it("take options of their own over the module's, and those over the app's", function()
       local found = manifest([[return {
         max_attempts = 2, timeout_secs = 3, retain_hours = 4, concurrency = 7,
@@ -222,8 +234,8 @@ return {
         [[config.lua:4: subscribe.number: expected a module's name or a table, found 5]],
         [[config.lua:5: subscribe.list[2]: a list holds modules' names, found a function; ]]
           .. "with a name before it: NAME = …",
-        [[config.lua:6: subscribe.bad.x: expected a module's name, a function or a table with `handler`, found 7]],
-        [[config.lua:7: subscribe.bare.a: `handler` must be a module's name or a function, found nothing]],
+        [[config.lua:6: subscribe.bad.x: expected a module's name, a function or a table of options, found 7]],
+        [[config.lua:7: subscribe.bare.a.handler: `handler` must be a module's name or a function, found 7]],
         [[config.lua:8: subscribe.name["b d"]: `b d` is not a subscriber's name]] .. rule,
         [[config.lua:9: subscribe.twice.a: `a` subscribes to `twice` twice]],
         [[config.lua:10: subscribe.unnamed.handler: options belong to a subscriber, write its name before: ]]
@@ -234,7 +246,7 @@ return {
   number = 5,
   list = { "a", function() end },
   bad = { x = 7 },
-  bare = { a = { max_attempts = 3 } },
+  bare = { a = { handler = 7, max_attempts = 3 } },
   name = { ["b d"] = "a" },
   twice = { "a", a = "b" },
   unnamed = { handler = "a", max_attempts = 3 },

@@ -269,7 +269,7 @@ describe("an executor", function()
     ]]
     local outcome = run:handle { attempts = 2 }
     assert.equal("done", outcome.kind, outcome.error)
-    local about = " message_id=01020304%-0506%-0708%-090a%-0b0c0d0e0f01 topic=t attempt=2 "
+    local about = " message_id=01020304%-0506%-0708%-090a%-0b0c0d0e0f01 topic=t subscriber=h attempt=2 "
     assert.matches('level=info event=print' .. about .. 'text="two words\\t5\\tnil\\ttrue"$', run:log("print")[1])
     local lines = run:log "log"
     assert.equal(3, #lines)

@@ -67,7 +67,7 @@ describe("publishing into a foreign table", function()
     local row = published(app)[1]
     assert.same({ "done", "", '{"a": 1}', "0" }, { row.status, row.subscriber, row.payload, row.attempts })
     assert.is_not_nil(row.processed_at)
-    app.processes[1]:wait_for "event=nobody_subscribes topics=nobody"
+    app.processes[1]:wait_for "event=nobody_subscribes published_topic=nobody"
     assert.equal("t", listener:wait_notify(5).payload)
     assert.is_nil(listener:wait_notify(0.2))
   end)

@@ -150,7 +150,7 @@ describe("a worker started while the server is away", function()
     app:must_run "migrate"
     server:stop "immediate"
     local worker = app:spawn "run"
-    worker:wait_for "event=database_not_ready"
+    worker:wait_for "event=database_unreached"
     server:start()
     worker:wait_for("event=ready", 20)
     journal.wait_for_status(app, journal.publish(app, "t"), "done")

@@ -202,22 +202,39 @@ describe("a worker cut off from the database", function()
     admin:close()
   end)
 
-  it("has stopped its handlers when others start them", function()
-    local app = witness.app { body = 'witness.wait_for "go"' }
+  -- The checker excuses no overlap here.
+  local function prove_stopped(prepare)
+    local app = witness.app { body = 'witness.wait_for "go"', config = { shutdown_secs = 3600 } }
     role = app.database .. "_cut_off"
     app.db:exec(("create role %s superuser login"):format(role))
-    local cut_off = app:start { "--database", app.dsn .. " user=" .. role }
+    local dsn = app.dsn
+    app.dsn = dsn .. " user=" .. role
+    local cut_off = app:start()
+    app.dsn = dsn
     local ids = witness.publish(app, 3)
     witness.wait_until_begun(app, 3)
     app:start()
+    prepare(cut_off)
     app.db:exec(("alter role %s nologin"):format(role))
     app.db:query("select pg_terminate_backend(pid) from pg_stat_activity where usename = $1", role)
+    cut_off:wait_for "event=lease_over"
     witness.wait_until_begun(app, 6)
     app.db:exec(("alter role %s login"):format(role))
-    cut_off:wait_for "event=lease_over"
     app:write("go", "")
-    -- The checker excuses no overlap here.
     prove(app, ids, { reclaims = 3, runs = 6 })
+    return cut_off
+  end
+
+  it("has stopped its handlers when others start them", function()
+    prove_stopped(function() end)
+  end)
+
+  it("has stopped its handlers even while it waits for them to end", function()
+    local cut_off = prove_stopped(function(worker)
+      worker:kill "TERM"
+      worker:wait_for "event=stopping"
+    end)
+    assert.same({ 0 }, { cut_off:wait() })
   end)
 end)
 

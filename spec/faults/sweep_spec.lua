@@ -4,6 +4,7 @@
 --
 -- TIDEMILL_SWEEP_SECS is how long (60), TIDEMILL_SWEEP_SEED the seed, which is printed. The same
 -- seed gives the same faults at the same times; what they hit depends on the machine.
+-- TIDEMILL_SWEEP_LOGS is a folder to keep the workers' logs in.
 
 local ffi = require "ffi"
 local checker = require "spec.support.checker"
@@ -21,9 +22,15 @@ local KILL, STOP, CONT = 9, 19, 18
 -- renewal was at most a third of the lease and one tick (a sixth) before.
 local LEASE_SHARE = 0.5
 
+local LOGS = os.getenv "TIDEMILL_SWEEP_LOGS"
+
 local LEASES = { 2, 3, 3 }
 
+-- Some publish another message, which must then be there exactly once, however often they ran.
 local BODY = [[
+  if payload.child then
+    ctx:publish("child", { parent = payload.n })
+  end
   if payload.busy then
     local till = witness.now() + payload.secs
     while witness.now() < till do end
@@ -56,8 +63,8 @@ end
 
 local function start_worker(worker)
   local argv = { tidemill.binary, "run", "-c", worker.config, "--database", app.dsn }
-  worker.process = process.spawn { argv = argv, cwd = app.dir }
-  worker.start_at, worker.stopped_from, worker.ending = nil, nil, nil
+  worker.process = process.spawn { argv = argv, cwd = app.dir, stderr = LOGS and worker.log }
+  worker.start_at, worker.stopped_from, worker.ending, worker.hasty = nil, nil, nil, nil
 end
 
 local function is_running(worker)
@@ -90,8 +97,9 @@ end
 local function draw_payload(n)
   local kind = random()
   local secs = kind < 0.01 and between(2, 5) or kind < 0.1 and between(0.2, 1) or between(0.005, 0.15)
-  local busy = kind > 0.95
-  return ('{"n": %d, "secs": %.4f, "busy": %s}'):format(n, busy and math.min(secs, 0.03) or secs, busy)
+  local busy, child = kind > 0.95, random() < 0.2
+  return ('{"n": %d, "secs": %.4f, "busy": %s, "child": %s}'):format(
+    n, busy and math.min(secs, 0.03) or secs, busy, child)
 end
 
 local function publish_one()
@@ -170,6 +178,17 @@ function faults.restart_runtime()
   end
 end
 
+function faults.end_hastily()
+  local worker = any_worker()
+  if worker then
+    worker.ending, worker.hasty = clock.now(), true
+    worker.process:kill "TERM"
+    clock.sleep(between(0, 0.1))
+    worker.process:kill "TERM"
+    return worker.process.pid
+  end
+end
+
 -- Any of them, the publisher's too.
 function faults.cut_connection()
   local db = connection()
@@ -192,7 +211,7 @@ end
 -- How often, in parts of their sum.
 local WEIGHTS = {
   { "kill_runtime", 6 }, { "kill_executor", 8 }, { "stop_briefly", 3 }, { "stop_beyond_lease", 3 },
-  { "restart_runtime", 5 }, { "cut_connection", 6 }, { "crash_server", 2 },
+  { "restart_runtime", 4 }, { "end_hastily", 2 }, { "cut_connection", 6 }, { "crash_server", 2 },
 }
 
 local function draw_fault()
@@ -217,13 +236,14 @@ local function continue_worker(worker)
   worker.stopped_from = nil
 end
 
--- An orderly stop ends with 0, unless there was no server to write to.
+-- An orderly stop ends with 0, a hasty one with 3 or, when nothing was left to do, with 0. With 1
+-- when there was no server to write to.
 local function check_end(worker)
   local code, signal = worker.process.code, worker.process.signal
   if worker.ending then
     local excused = down.from or (down.ended or 0) > worker.ending
-    assert(code == 0 or (code == 1 and excused),
-      ("an orderly stop ended with exit code %s, signal %s\n%s"):format(code, signal, worker.process:stderr()))
+    assert(code == 0 or (code == 3 and worker.hasty) or (code == 1 and excused),
+      ("a stop ended with exit code %s, signal %s\n%s"):format(code, signal, worker.process:stderr()))
     worker.start_at = 0
   elseif not worker.start_at then
     error(("a worker ended by itself: exit code %s, signal %s\n%s"):format(code, signal, worker.process:stderr()), 0)
@@ -323,6 +343,18 @@ local function stop_workers()
   end
 end
 
+-- What a handler published is there exactly when its message is done, and once.
+local function assert_children(db)
+  local odd = db:query [[
+    select coalesce(p.n, c.n) as n, coalesce(p.wanted, false) as wanted, coalesce(c.count, 0) as count
+    from (select payload ->> 'n' as n, (payload -> 'child')::boolean as wanted
+      from tidemill.queue_message where topic = 't') as p
+    full join (select payload ->> 'parent' as n, count(*) from tidemill.queue_message
+      where topic = 'child' group by payload ->> 'parent') as c on c.n = p.n
+    where coalesce(c.count, 0) <> coalesce(p.wanted, false)::integer]]
+  assert.same({}, { unpack(odd) })
+end
+
 local function summary(figures, seed)
   local counts, kinds = {}, {}
   for _, line in ipairs(told) do
@@ -344,15 +376,20 @@ describe("a sweep of random faults", function()
     windows, told, workers, down = {}, {}, {}, {}
     server = cluster.new()
     app = witness.app {
-      server = server, body = BODY,
-      config = { executors = 2, concurrency = 16, batch = 20, poll_secs = 2, shutdown_secs = 5 },
+      server = server, body = BODY, handlers = { child = "" },
+      config = {
+        subscribe = { t = "work", child = "child" },
+        executors = 2, concurrency = 16, batch = 20, poll_secs = 2, shutdown_secs = 5,
+      },
     }
     app.db:close()
     local config = io.open(app.config_path):read "*a"
     for i, lease in ipairs(LEASES) do
       local name = ("worker%d.lua"):format(i)
       app:write(name, (config:gsub('%["lease_secs"%] = %d+', '["lease_secs"] = ' .. lease)))
-      workers[i] = { config = app.dir .. "/" .. name, lease = lease, start_at = 0 }
+      workers[i] = {
+        config = app.dir .. "/" .. name, lease = lease, start_at = 0, log = LOGS and ("%s/worker%d"):format(LOGS, i),
+      }
     end
   end)
 
@@ -385,13 +422,14 @@ describe("a sweep of random faults", function()
     local db = connection()
     local ok, figures = pcall(checker.prove, {
       committed = published.ids,
-      rows = db:query "select *, payload ->> 'n' as n from tidemill.queue_message",
+      rows = db:query "select *, payload ->> 'n' as n, payload ->> 'parent' as parent from tidemill.queue_message",
       runs = witness.runs(app), steps = witness.steps(db), windows = windows, max_attempts = app.max_attempts,
       is_unknown = function(row)
-        return published.unknown[tonumber(row.n)]
+        return published.unknown[tonumber(row.n)] or row.parent
       end,
     })
     assert(ok, tostring(figures) .. "\n" .. table.concat(told, "\n"))
+    assert_children(db)
     print(summary(figures, seed))
     assert.is_true(#published.ids > SECS * RATE / 3, #published.ids .. " messages are too few")
     assert.equal("0", db:value "select count(*) from tidemill.worker where lease_until > now()")

@@ -147,9 +147,9 @@ local CONFIG = {
   subscribe = { t = "work" },
 }
 
--- An app whose one handler `work`, on topic `t`, has the given body, a function of (payload, ctx)
--- that finds `tidemill` and `witness`. Nothing runs yet, but the ledger is there, with the lane.
--- `server`: a cluster to use instead of the run's.
+-- An app whose handler `work`, on topic `t`, has the given body, a function of (payload, ctx) that
+-- finds `tidemill` and `witness`. `handlers` are the bodies of further ones. Nothing runs yet, but
+-- the ledger is there, with the lane of `work`. `server`: a cluster to use instead of the run's.
 function witness.app(options)
   local config = {}
   for _, from in ipairs { CONFIG, options.config or {} } do
@@ -168,6 +168,9 @@ function witness.app(options)
   app.max_attempts = config.max_attempts
   app:write_handler("witness", MODULE)
   app:write_handler("work", HANDLER:format(options.body or ""))
+  for name, body in pairs(options.handlers or {}) do
+    app:write_handler(name, HANDLER:format(body))
+  end
   app:must_run "migrate"
   app.db:exec(AUDIT:format(app:ledger_name()))
   app.db:exec "insert into tidemill.subscription (app, topic, subscriber) values ('app', 't', 'work')"

@@ -24,6 +24,7 @@ struct mill_devdb {
 	int lock, log;
 	off_t log_start; /* where this run's part of the log begins */
 	struct mill_postmaster server;
+	bool restarting; /* it ended by itself, and does not take connections again yet */
 	char *dsn;
 };
 
@@ -234,6 +235,75 @@ int mill_devdb_open(const char *dir, struct mill_devdb **opened, struct mill_err
 	return 0;
 }
 
+/* ---- while it runs --------------------------------------------------------------------------- */
+
+/* Removed while it is in use; the server may not have noticed. */
+static int folder_gone(const struct mill_devdb *devdb, struct mill_err *err)
+{
+	const struct mill_devplace *place = &devdb->place;
+	const char *gone = NULL;
+	struct stat status;
+	if (stat(place->folder, &status) != 0)
+		gone = place->folder;
+	else if (stat(place->data, &status) != 0)
+		gone = place->data;
+	if (gone == NULL)
+		return 0;
+	mill_err_set(err, MILL_ERR_SYSTEM,
+	             "%s was removed while `tidemill dev` ran, and the database with it: start "
+	             "`tidemill dev` again for an empty one",
+	             gone);
+	if (gone == place->folder && place->outer_data != NULL)
+		mill_err_set(err, MILL_ERR_SYSTEM,
+		             "%s was removed while `tidemill dev` ran; what is left of its "
+		             "database, in %s, can be removed, too",
+		             gone, place->outer_data);
+	return -1;
+}
+
+static int restart(struct mill_devdb *devdb, struct mill_err *err)
+{
+	char bin[PATH_MAX], socket_folder[PATH_MAX];
+	struct mill_devplace *place = &devdb->place;
+	/* Its address stays. */
+	memcpy(socket_folder, devdb->server.socket_folder, sizeof(socket_folder));
+	if (find_programs(place, bin, err) != 0)
+		return -1;
+	struct stat status;
+	if (fstat(devdb->log, &status) == 0)
+		devdb->log_start = status.st_size;
+	return mill_postmaster_launch(bin, server_account(devdb), place->data, socket_folder,
+	                              devdb->log, &devdb->server, err);
+}
+
+int mill_devdb_watch(struct mill_devdb *devdb, struct mill_err *err)
+{
+	const char *data = devdb->place.data;
+	if (folder_gone(devdb, err) != 0)
+		return -1;
+	struct mill_postmaster seen;
+	if (devdb->server.pid > 0 && !mill_postmaster_ended(data, &devdb->server)) {
+		if (devdb->restarting && mill_postmaster_running(data, &seen) && seen.ready &&
+		    seen.pid == devdb->server.pid) {
+			devdb->restarting = false;
+			mill_log(MILL_LOG_WARN, "database_restarted",
+			         MILL_INT("pid", devdb->server.pid));
+		}
+		return 0;
+	}
+	if (devdb->restarting && devdb->server.pid > 0) {
+		mill_err_set(err, MILL_ERR_SYSTEM,
+		             "Postgres ended by itself and does not start again");
+		return explain_by_log(devdb, err);
+	}
+	if (!devdb->restarting)
+		mill_log(MILL_LOG_WARN, "database_ended", MILL_INT("pid", devdb->server.pid));
+	devdb->restarting = true;
+	devdb->server.pid = -1;
+	/* What a killed server leaves ends by itself, and may keep a new one from starting. */
+	return mill_postmaster_deserted(data) ? restart(devdb, err) : 0;
+}
+
 const char *mill_devdb_dsn(const struct mill_devdb *devdb)
 {
 	return devdb->dsn;
@@ -244,16 +314,28 @@ const char *mill_devdb_folder(const struct mill_devdb *devdb)
 	return devdb->place.data;
 }
 
+const char *mill_devdb_own_folder(const struct mill_devdb *devdb)
+{
+	return devdb->place.folder;
+}
+
+const char *mill_devdb_outer_folder(const struct mill_devdb *devdb)
+{
+	return devdb->place.outer_data;
+}
+
 void mill_devdb_close(struct mill_devdb *devdb)
 {
-	if (mill_postmaster_stop(devdb->place.data, &devdb->server) != 0)
+	if (devdb->server.pid > 0 && mill_postmaster_stop(devdb->place.data, &devdb->server) != 0)
 		mill_log(MILL_LOG_ERROR, "devdb_does_not_stop", MILL_INT("pid", devdb->server.pid));
+	else
+		mill_devplace_drop_socket(&devdb->place);
 	free_devdb(devdb);
 }
 
-char *mill_devdb_find(const char *dir)
+char *mill_devdb_find(const char *dir, char **closed)
 {
-	char *data = mill_devplace_peek(dir), *dsn = NULL;
+	char *data = mill_devplace_peek(dir, closed), *dsn = NULL;
 	struct mill_postmaster server;
 	if (data != NULL && mill_postmaster_running(data, &server) &&
 	    server.socket_folder[0] == '/')

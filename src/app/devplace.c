@@ -332,8 +332,19 @@ int mill_devplace_choose_socket(struct mill_devplace *place, struct mill_err *er
 	return 0;
 }
 
-char *mill_devplace_peek(const char *dir)
+void mill_devplace_drop_socket(struct mill_devplace *place)
 {
+	if (place->outer_socket == NULL || rmdir(place->outer_socket) != 0)
+		return;
+	free(place->outer_socket);
+	place->outer_socket = NULL;
+	/* A line that stays is harmless: the next start sees that the folder is gone. */
+	write_where(place, NULL);
+}
+
+char *mill_devplace_peek(const char *dir, char **closed)
+{
+	*closed = NULL;
 	char *path = realpath(dir, NULL);
 	if (path == NULL)
 		return NULL;
@@ -342,8 +353,17 @@ char *mill_devplace_peek(const char *dir)
 	struct stat status;
 	char *data = NULL;
 	/* Somebody else's folder leads to somebody else's server; only root looks into all. */
-	if (lstat(place.folder, &status) == 0 && S_ISDIR(status.st_mode) &&
-	    (status.st_uid == geteuid() || geteuid() == 0)) {
+	if (lstat(place.folder, &status) != 0) {
+		if (errno == EACCES)
+			*closed = mill_sprintf("this account may not look into %s", place.folder);
+	} else if (S_ISDIR(status.st_mode) && status.st_uid != geteuid() && geteuid() != 0) {
+		char *owner = account_name(status.st_uid);
+		*closed = mill_sprintf(
+		        "this account may not look into %s, where the `tidemill dev` of the "
+		        "account %s has its database",
+		        place.folder, owner);
+		free(owner);
+	} else if (S_ISDIR(status.st_mode)) {
 		read_where(&place);
 		data = mill_sprintf("%s/pg", holder(&place));
 	}

@@ -62,5 +62,11 @@ void mill_devplace_abandon(struct mill_devplace *place);
  */
 int mill_devplace_choose_socket(struct mill_devplace *place, struct mill_err *err);
 
-/* The data folder of `dir`, if it has one that we may look at, else NULL; a new string. */
-char *mill_devplace_peek(const char *dir);
+/* The socket's folder elsewhere goes, once the server has ended; a next start makes another. */
+void mill_devplace_drop_socket(struct mill_devplace *place);
+
+/*
+ * The data folder of `dir`, if it has one that we may look at, else NULL; a new string. `*closed`
+ * is NULL, or a new string that says, for people, what we may not look at.
+ */
+char *mill_devplace_peek(const char *dir, char **closed);

@@ -6,6 +6,9 @@
 
 #include "app/child.h"
 #include "core/clock.h"
+#include "core/log.h"
+
+#define SAY_SECS 5 /* a config that loads for longer is said to */
 
 /* The program itself, also while its file is being replaced by a newer one. */
 const char *mill_load_program(void)
@@ -47,7 +50,14 @@ enum mill_talk_event mill_load_ask(struct mill_talk *talk, const char *path,
 	uint64_t end_ns = mill_clock_ns() + (uint64_t)(limit_secs * 1e9);
 	if (send_load(talk, load, err) != 0)
 		return MILL_TALK_FAILED;
-	enum mill_talk_event event = mill_talk_receive(talk, end_ns, &frame, err);
+	uint64_t say_ns = mill_clock_ns() + SAY_SECS * 1000000000ull;
+	enum mill_talk_event event =
+	        mill_talk_receive(talk, say_ns < end_ns ? say_ns : end_ns, &frame, err);
+	if (event == MILL_TALK_LATE && say_ns < end_ns) {
+		mill_log(MILL_LOG_WARN, "still_loading", MILL_TEXT("config", path),
+		         MILL_NUMBER("limit_secs", limit_secs));
+		event = mill_talk_receive(talk, end_ns, &frame, err);
+	}
 	if (event != MILL_TALK_FRAME)
 		return event;
 	if (frame.type == MILL_FRAME_MANIFEST &&

@@ -260,7 +260,7 @@ static bool read_pid_file(const char *data, struct mill_postmaster *found)
 		return false;
 	char line[PATH_MAX];
 	for (int number = 1; fgets(line, sizeof(line), file) != NULL; number++) {
-		line[strcspn(line, " \n")] = 0;
+		line[strcspn(line, "\n")] = 0;
 		if (number == 1)
 			found->pid = atoi(line);
 		else if (number == 4)
@@ -268,7 +268,7 @@ static bool read_pid_file(const char *data, struct mill_postmaster *found)
 		else if (number == 5)
 			memcpy(found->socket_folder, line, sizeof(line));
 		else if (number == 8)
-			found->ready = strcmp(line, "ready") == 0;
+			found->ready = strncmp(line, "ready", 5) == 0; /* padded with blanks */
 	}
 	fclose(file);
 	return found->pid > 0;
@@ -279,6 +279,12 @@ bool mill_postmaster_running(const char *data, struct mill_postmaster *found)
 	struct stat folder;
 	return stat(data, &folder) == 0 && read_pid_file(data, found) &&
 	       stands_in(found->pid, &folder);
+}
+
+bool mill_postmaster_deserted(const char *data)
+{
+	struct stat folder;
+	return stat(data, &folder) == 0 && !anyone_stands_in(&folder);
 }
 
 /*
@@ -351,9 +357,9 @@ int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server,
 	                    READY_SECS);
 }
 
-int mill_postmaster_start(const char *bin, const struct mill_account *account, const char *data,
-                          const char *socket_folder, int log, struct mill_postmaster *server,
-                          struct mill_err *err)
+int mill_postmaster_launch(const char *bin, const struct mill_account *account, const char *data,
+                           const char *socket_folder, int log, struct mill_postmaster *server,
+                           struct mill_err *err)
 {
 	if (clear_leftovers(data, socket_folder, err) != 0)
 		return -1;
@@ -382,11 +388,21 @@ int mill_postmaster_start(const char *bin, const struct mill_account *account, c
 		.own_session = true,
 		.bare_environment = true,
 	};
-	*server = (struct mill_postmaster){ .pid = mill_child_start(&options, err), .child = true };
+	struct mill_postmaster started = { .child = true, .port = MILL_POSTMASTER_PORT };
+	snprintf(started.socket_folder, sizeof(started.socket_folder), "%s", socket_folder);
+	started.pid = mill_child_start(&options, err);
 	free(postgres);
 	free(folder);
 	free(port);
-	if (server->pid < 0)
+	*server = started;
+	return server->pid < 0 ? -1 : 0;
+}
+
+int mill_postmaster_start(const char *bin, const struct mill_account *account, const char *data,
+                          const char *socket_folder, int log, struct mill_postmaster *server,
+                          struct mill_err *err)
+{
+	if (mill_postmaster_launch(bin, account, data, socket_folder, log, server, err) != 0)
 		return -1;
 	if (mill_postmaster_wait_ready(data, server, err) != 0) {
 		mill_postmaster_stop(data, server);
@@ -395,7 +411,7 @@ int mill_postmaster_start(const char *bin, const struct mill_account *account, c
 	return 0;
 }
 
-static bool ended(const char *data, const struct mill_postmaster *server)
+bool mill_postmaster_ended(const char *data, const struct mill_postmaster *server)
 {
 	if (server->child)
 		return waitpid(server->pid, NULL, WNOHANG) != 0;
@@ -407,7 +423,8 @@ static bool ended(const char *data, const struct mill_postmaster *server)
 
 static bool wait_ended(const char *data, const struct mill_postmaster *server, unsigned secs)
 {
-	for (uint64_t end = mill_clock_ns() + secs * 1000000000ull; !ended(data, server);) {
+	for (uint64_t end = mill_clock_ns() + secs * 1000000000ull;
+	     !mill_postmaster_ended(data, server);) {
 		if (mill_clock_ns() > end)
 			return false;
 		nanosleep(&(struct timespec){ .tv_nsec = PAUSE_NS }, NULL);
@@ -417,11 +434,15 @@ static bool wait_ended(const char *data, const struct mill_postmaster *server, u
 
 int mill_postmaster_stop(const char *data, struct mill_postmaster *server)
 {
-	if (ended(data, server))
+	struct stat folder;
+	if (mill_postmaster_ended(data, server))
 		return 0;
-	kill(server->pid, SIGINT);
-	if (wait_ended(data, server, FAST_SECS))
-		return 0;
+	/* Where its files are gone there is nothing to write. */
+	if (stat(data, &folder) == 0) {
+		kill(server->pid, SIGINT);
+		if (wait_ended(data, server, FAST_SECS))
+			return 0;
+	}
 	kill(server->pid, SIGQUIT);
 	return wait_ended(data, server, IMMEDIATE_SECS) ? 0 : -1;
 }

@@ -54,12 +54,27 @@ int mill_postmaster_start(const char *bin, const struct mill_account *account, c
                           const char *socket_folder, int log, struct mill_postmaster *server,
                           struct mill_err *err);
 
+/*
+ * Start it and do not wait: mill_postmaster_running says when it is ready. Leftovers are waited for
+ * even so, unless the folder is deserted.
+ */
+int mill_postmaster_launch(const char *bin, const struct mill_account *account, const char *data,
+                           const char *socket_folder, int log, struct mill_postmaster *server,
+                           struct mill_err *err);
+
+/* Does no process of any server stand in `data`, which is there? */
+bool mill_postmaster_deserted(const char *data);
+
+/* Has the server ended? One that is a child of ours is reaped. */
+bool mill_postmaster_ended(const char *data, const struct mill_postmaster *server);
+
 /* Wait until a server that was found accepts connections. */
 int mill_postmaster_wait_ready(const char *data, struct mill_postmaster *server,
                                struct mill_err *err);
 
 /*
- * Stop it: connections are cut and all is written (30 s), then at once. Returns −1 when it runs
+ * Stop it: connections are cut and all is written (30 s), then, or where its folder is gone, at
+ * once. Returns −1 when it runs
  * even so.
  */
 int mill_postmaster_stop(const char *data, struct mill_postmaster *server);

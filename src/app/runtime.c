@@ -21,6 +21,7 @@
 #include "flow/dispatch.h"
 #include "flow/lease.h"
 #include "flow/listener.h"
+#include "flow/orphan.h"
 #include "flow/pool.h"
 #include "flow/relay.h"
 #include "flow/settle.h"
@@ -51,6 +52,7 @@ struct mill_runtime {
 	struct mill_dispatch *dispatch;
 	struct mill_settle *settle;
 	struct mill_relay *relay;
+	struct mill_orphans orphans;
 	struct mill_claim *claim;       /* NULL until registered */
 	struct mill_lease *lease;       /* NULL until the manifest is known */
 	struct mill_listener *listener; /* NULL where notifications are off */
@@ -154,7 +156,8 @@ static void on_request(struct mill_executor *executor, const struct mill_request
                        void *context)
 {
 	struct mill_runtime *runtime = context;
-	mill_relay_take(runtime->relay, executor, request);
+	mill_relay_take(runtime->relay, executor, request,
+	                mill_dispatch_find(runtime->dispatch, executor, request->ticket));
 }
 
 static void on_gone(struct mill_executor *executor, const struct mill_executor_death *death,
@@ -244,10 +247,15 @@ static void on_lease_refused(const struct mill_err *err, void *context)
 	mill_runtime_stop(runtime);
 }
 
-/* To the others we are dead: stop all handlers, write nothing, and begin anew under another id. */
+/*
+ * To the others we are dead: stop all handlers, write nothing, and begin anew under another id. Not
+ * while stopping: then what can still be written is, as far as the fence lets it pass.
+ */
 static void on_dead(void *context)
 {
 	struct mill_runtime *runtime = context;
+	if (runtime->phase == DRAINING)
+		mill_pool_kill(runtime->pool);
 	if (runtime->phase != RUNNING)
 		return;
 	runtime->phase = REBORN;
@@ -439,7 +447,8 @@ void mill_runtime_stop(struct mill_runtime *runtime)
 	}
 	runtime->phase = DRAINING;
 	mill_log(MILL_LOG_INFO, "stopping",
-	         MILL_INT("running", mill_dispatch_held(runtime->dispatch)));
+	         MILL_INT("running", mill_dispatch_held(runtime->dispatch)),
+	         MILL_NUMBER("wait_secs", runtime->settings.settings.shutdown_secs));
 	if (runtime->claim != NULL)
 		mill_claim_stop(runtime->claim);
 	mill_pool_drain(runtime->pool);
@@ -634,11 +643,12 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
 		.store = runtime->store,
 		.work = runtime->links[WORK],
 		.publish = runtime->links[PUBLISH],
+		.orphans = &runtime->orphans,
 		.on_settled = on_settled,
 		.context = runtime,
 	};
 	runtime->settle = mill_settle_new(&settle_options);
-	runtime->relay = mill_relay_new(runtime->store, runtime->links[PUBLISH]);
+	runtime->relay = mill_relay_new(runtime->store, runtime->links[PUBLISH], &runtime->orphans);
 	struct mill_dispatch_options dispatch_options = { .on_finished = on_finished,
 		                                          .context = runtime };
 	runtime->dispatch = mill_dispatch_new(&dispatch_options);

@@ -139,7 +139,8 @@ int mill_cli_load(const struct mill_cli *cli, enum mill_load_mode mode,
 struct mill_session;
 struct mill_rows;
 struct mill_cli_database {
-	char *dsn; /* NULL: PG* variables */
+	char *dsn;     /* NULL: PG* variables */
+	char *unnamed; /* then: what to say of it before an error; else NULL */
 	struct mill_manifest manifest;
 	struct mill_session *session; /* NULL: not connected */
 };

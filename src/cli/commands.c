@@ -97,13 +97,21 @@ const struct mill_command mill_cli_commands[] = {
 	        .name = "dev",
 	        .synopsis = "[--sample]",
 	        .summary = "Run the app in this folder with a Postgres of its own",
-	        .details = "Makes and starts a private Postgres in .tidemill beside the config, "
-	                   "with a unix\n"
-	                   "socket and no TCP port, brings its schema up to date and works until "
-	                   "Ctrl-C, which\n"
-	                   "stops the server too. Messages are still there the next time. Where "
-	                   "the config or\n"
-	                   "--database names a database, that one is used.\n",
+	        .details =
+	                "Makes and starts a private Postgres in .tidemill beside the config, "
+	                "with a unix\n"
+	                "socket and no TCP port, brings its schema up to date and works until "
+	                "Ctrl-C, which\n"
+	                "stops the server too. Messages are still there the next time. Where "
+	                "the config or\n"
+	                "--database names a database, that one is used.\n"
+	                "\n"
+	                "Root's server runs under the account postgres. Where that account cannot "
+	                "reach the\n"
+	                "folder, the data lies in /var/tmp/tidemill-…, which .tidemill/where "
+	                "names, and the\n"
+	                "first screen too. To delete everything, stop dev and remove .tidemill and "
+	                "that folder.\n",
 	        .options = dev_options,
 	        .run = mill_cli_dev,
 	},

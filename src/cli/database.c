@@ -85,9 +85,20 @@ int mill_cli_find_database(const struct mill_cli *cli, struct mill_cli_database 
 	if (named != NULL) {
 		database->dsn = mill_strdup(named);
 	} else {
-		char *folder = mill_cli_folder(cli);
-		database->dsn = mill_devdb_find(folder);
+		struct mill_settings *settings = &database->manifest.settings;
+		char *folder = mill_cli_folder(cli), *closed = NULL;
+		database->dsn = mill_devdb_find(folder, &closed);
+		if (database->dsn == NULL)
+			database->unnamed = mill_sprintf(
+			        "no database is named in the config, %s, and by the PG* variables",
+			        closed ? closed : "no `tidemill dev` runs there");
+		free(closed);
 		free(folder);
+		if (database->dsn != NULL) {
+			/* An address for LISTEN belongs to a database that is not used here. */
+			free(settings->listen_database);
+			settings->listen_database = NULL;
+		}
 	}
 	return 0;
 }
@@ -96,6 +107,7 @@ void mill_cli_free_database(struct mill_cli_database *database)
 {
 	mill_session_close(database->session);
 	free(database->dsn);
+	free(database->unnamed);
 	mill_manifest_free(&database->manifest);
 	*database = (struct mill_cli_database){ 0 };
 }
@@ -109,22 +121,41 @@ static void on_notice(const char *severity, const char *text, void *context)
 		mill_cli_warn("%s", text);
 }
 
+/*
+ * Something that migrations make is not there. A server names a function with all its arguments,
+ * and adds a hint to cast them: its name alone is to the point.
+ */
+static int explain_missing(const struct mill_settings *settings, struct mill_err *err)
+{
+	const char *advice = settings->migrate
+	                             ? "run `tidemill migrate`"
+	                             : "this command needs what `tidemill migrate` makes, and the "
+	                               "config says `migrate = false`";
+	char what[sizeof(err->message)];
+	memcpy(what, err->message, sizeof(what));
+	char *end = strstr(what, " does not exist");
+	if (strcmp(err->sqlstate, "3F000") == 0 || end == NULL)
+		return mill_err_set(err, MILL_ERR_DATABASE,
+		                    "this database has no queue in schema \"%s\": %s",
+		                    settings->schema, advice);
+	*end = 0;
+	what[strcspn(what, "(")] = 0;
+	return mill_err_set(err, MILL_ERR_DATABASE,
+	                    "this database has no queue in schema \"%s\", or one older than this "
+	                    "program (%s is missing): %s",
+	                    settings->schema, what, advice);
+}
+
 int mill_cli_explain(const struct mill_cli_database *database, struct mill_err *err)
 {
 	static const char *const missing[] = { "3F000", "42883", "42P01", "42703" };
-	const char *schema = database->manifest.settings.schema;
-	char said[sizeof(err->message)];
-	memcpy(said, err->message, sizeof(said));
+	const struct mill_settings *settings = &database->manifest.settings;
+	const char *schema = settings->schema;
 	for (size_t i = 0; i < MILL_COUNT(missing); i++)
 		if (strcmp(err->sqlstate, missing[i]) == 0)
-			return mill_err_set(
-			        err, MILL_ERR_DATABASE,
-			        "this database has no queue in schema \"%s\": %s (%s)", schema,
-			        database->manifest.settings.migrate
-			                ? "run `tidemill migrate`"
-			                : "this command needs what `tidemill migrate` makes, and "
-			                  "the config says `migrate = false`",
-			        said);
+			return explain_missing(settings, err);
+	char said[sizeof(err->message)];
+	memcpy(said, err->message, sizeof(said));
 	if (strcmp(err->sqlstate, "42501") == 0)
 		return mill_err_set(err, MILL_ERR_DATABASE,
 		                    "%s: the owner of schema \"%s\" grants what a role needs by "
@@ -133,10 +164,8 @@ int mill_cli_explain(const struct mill_cli_database *database, struct mill_err *
 	/* A value that the server finds wrong is a mistake in the command. */
 	if (strncmp(err->sqlstate, "22", 2) == 0)
 		err->kind = MILL_ERR_INPUT;
-	if (err->kind == MILL_ERR_UNREACHED && database->dsn == NULL)
-		return mill_err_wrap(err,
-		                     "no database is named in the config, no `tidemill dev` runs "
-		                     "there, and by the PG* variables");
+	if (err->kind == MILL_ERR_UNREACHED && database->unnamed != NULL)
+		return mill_err_wrap(err, "%s", database->unnamed);
 	return -1;
 }
 

@@ -12,12 +12,6 @@ int mill_cli_drain(struct mill_cli *cli)
 	if (mill_cli_check_config(cli, &err) != 0 ||
 	    mill_cli_find_database(cli, &database, &err) != 0)
 		return mill_cli_fail(&err);
-	struct mill_settings *settings = &database.manifest.settings;
-	if (cli->database == NULL && settings->database == NULL) {
-		/* An address for LISTEN belongs to a database that is not used here. */
-		free(settings->listen_database);
-		settings->listen_database = NULL;
-	}
 	int code;
 	if (topic != NULL && mill_worker_check_only(&database.manifest, "topic", topic, &err) != 0)
 		code = mill_cli_fail(&err);
@@ -26,6 +20,7 @@ int mill_cli_drain(struct mill_cli *cli)
 		        .cli = cli,
 		        .manifest = &database.manifest,
 		        .dsn = database.dsn,
+		        .unnamed = database.unnamed,
 		        .only = topic,
 		        .until_idle = true,
 		});

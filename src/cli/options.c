@@ -179,15 +179,13 @@ static int pick(const char *value, const char *option, const char *const *names,
 	for (int i = 0; i < count; i++)
 		if (strcmp(value, names[i]) == 0)
 			return i;
-	struct mill_err ignored;
 	char *list = mill_strdup(names[0]);
 	for (int i = 1; i < count; i++) {
 		char *longer = mill_sprintf("%s, %s", list, names[i]);
 		free(list);
 		list = longer;
 	}
-	mill_err_set(err ? err : &ignored, MILL_ERR_USAGE, "`--%s` is `%s`: use one of %s", option,
-	             value, list);
+	mill_err_set(err, MILL_ERR_USAGE, "`%s` is `%s`: use one of %s", option, value, list);
 	free(list);
 	return -1;
 }
@@ -220,11 +218,11 @@ static int set_shared(struct mill_cli *cli, int option, const char *value, struc
 		cli->database = value;
 		return 0;
 	case LOG_LEVEL:
-		picked = pick(value, "log-level", levels, MILL_COUNT(levels), err);
+		picked = pick(value, "--log-level", levels, MILL_COUNT(levels), err);
 		shared->level = picked < 0 ? shared->level : (enum mill_log_level)picked;
 		return picked < 0 ? -1 : 0;
 	case LOG_FORMAT:
-		picked = pick(value, "log-format", formats, MILL_COUNT(formats), err);
+		picked = pick(value, "--log-format", formats, MILL_COUNT(formats), err);
 		shared->format = picked < 0 ? shared->format : (enum mill_log_format)picked;
 		return picked < 0 ? -1 : 0;
 	default:
@@ -286,18 +284,20 @@ static int take_word(struct mill_cli *cli, const char *word, struct mill_err *er
 #define LEVEL_VARIABLE "TIDEMILL_LOG_LEVEL"
 #define FORMAT_VARIABLE "TIDEMILL_LOG_FORMAT"
 
-/* The log as the environment wants it; a word it does not know changes nothing. */
-static struct shared shared_from_environment(void)
+/* The log as the environment wants it; an empty variable says nothing. */
+static int read_environment(struct shared *shared, struct mill_err *err)
 {
-	struct shared shared = { MILL_LOG_INFO, MILL_LOG_TEXT };
 	const char *level = getenv(LEVEL_VARIABLE), *format = getenv(FORMAT_VARIABLE);
-	for (int i = 0; level != NULL && i < (int)MILL_COUNT(levels); i++)
-		if (strcmp(level, levels[i]) == 0)
-			shared.level = (enum mill_log_level)i;
-	for (int i = 0; format != NULL && i < (int)MILL_COUNT(formats); i++)
-		if (strcmp(format, formats[i]) == 0)
-			shared.format = (enum mill_log_format)i;
-	return shared;
+	int picked_level = MILL_LOG_INFO, picked_format = MILL_LOG_TEXT;
+	if (level != NULL && level[0] != 0)
+		picked_level = pick(level, LEVEL_VARIABLE, levels, MILL_COUNT(levels), err);
+	if (picked_level >= 0 && format != NULL && format[0] != 0)
+		picked_format = pick(format, FORMAT_VARIABLE, formats, MILL_COUNT(formats), err);
+	if (picked_level < 0 || picked_format < 0)
+		return -1;
+	*shared = (struct shared){ (enum mill_log_level)picked_level,
+		                   (enum mill_log_format)picked_format };
+	return 0;
 }
 
 /* For us, and by the environment for the executors we start. */
@@ -311,8 +311,10 @@ static void set_up_log(const struct shared *shared)
 int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err *err)
 {
 	struct words words = { argc, 1, argv };
-	struct shared shared = shared_from_environment();
+	struct shared shared;
 	bool options_end = false;
+	if (read_environment(&shared, err) != 0)
+		return -1;
 	cli->operands = (const char **)argv + 1;
 	for (; words.at < argc; words.at++) {
 		const char *word = argv[words.at];

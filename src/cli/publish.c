@@ -5,7 +5,7 @@
 #include "core/policy.h"
 #include "pg/session.h"
 
-#define CENTURY_SECS (100.0 * 366 * 86400)
+#define CENTURY_SECS (100.0 * 365 * 86400) /* less than 100 years of any calendar */
 
 /* What is published. Texts belong to the command line, but for the payload. */
 struct message {

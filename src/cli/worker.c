@@ -14,17 +14,19 @@
 #define RETRY_FIRST_MS 250
 #define RETRY_LAST_MS 5000
 #define SAY_AGAIN_SECS 30 /* the same trouble, while it lasts */
+#define WATCH_MS 1000
 
 struct mill_worker {
 	struct mill_worker_options options;
 	uv_loop_t loop;
 	uv_signal_t terminate, interrupt, hangup;
-	uv_timer_t retry;
+	uv_timer_t retry, watch;
 	uint64_t retry_ms;
 	struct mill_log_gate gate;
 	char trouble[6];              /* SQLSTATE of what was last said */
 	struct mill_runtime *runtime; /* NULL: not started yet */
 	bool ended, told_to_stop;
+	bool failed; /* what it works with is gone: said already */
 	bool has_terminal;
 	unsigned jobs; /* threads at work */
 	int exit_code;
@@ -51,7 +53,8 @@ static void end(struct mill_worker *worker, int exit_code)
 	worker->exit_code = exit_code;
 	uv_handle_t *handles[] = { (uv_handle_t *)&worker->terminate,
 		                   (uv_handle_t *)&worker->interrupt,
-		                   (uv_handle_t *)&worker->hangup, (uv_handle_t *)&worker->retry };
+		                   (uv_handle_t *)&worker->hangup, (uv_handle_t *)&worker->retry,
+		                   (uv_handle_t *)&worker->watch };
 	for (size_t i = 0; i < MILL_COUNT(handles); i++)
 		uv_close(handles[i], NULL);
 	/* A thread cannot be stopped; the process leaves without it, and the server rolls back. */
@@ -72,6 +75,10 @@ static int code_of_signal(const struct mill_worker *worker)
 static void on_stopped(int exit_code, const struct mill_err *err, void *context)
 {
 	struct mill_worker *worker = context;
+	if (worker->failed) {
+		end(worker, MILL_EXIT_FAILURE);
+		return;
+	}
 	if (err != NULL && err->message[0] != 0)
 		mill_cli_fail(err);
 	end(worker,
@@ -82,12 +89,36 @@ static void stop(struct mill_worker *worker, const char *why)
 {
 	if (worker->ended)
 		return;
-	mill_log(MILL_LOG_INFO, "signal", MILL_TEXT("signal", why));
+	bool first = !worker->told_to_stop && worker->runtime != NULL;
+	mill_log(MILL_LOG_INFO, "signal", MILL_TEXT("signal", why),
+	         MILL_TEXT("hint", first ? "a second signal stops now" : NULL));
 	worker->told_to_stop = true;
-	if (worker->runtime != NULL)
+	if (worker->runtime != NULL) {
 		mill_runtime_stop(worker->runtime);
-	else
-		end(worker, code_of_signal(worker));
+		return;
+	}
+	int exit_code = code_of_signal(worker);
+	mill_log(MILL_LOG_INFO, "stopped", MILL_INT("exit_code", exit_code));
+	end(worker, exit_code);
+}
+
+/* ---- what it works with ---------------------------------------------------------------------- */
+
+static void on_watch(uv_timer_t *timer)
+{
+	struct mill_worker *worker = timer->data;
+	struct mill_err err = MILL_ERR_INIT;
+	if (worker->failed || worker->options.watch(worker->options.context, &err) == 0)
+		return;
+	worker->failed = true;
+	int exit_code = mill_cli_fail(&err);
+	if (worker->runtime == NULL) {
+		end(worker, exit_code);
+		return;
+	}
+	/* At once: what handlers still do can be written nowhere. */
+	mill_runtime_stop(worker->runtime);
+	mill_runtime_stop(worker->runtime);
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -211,6 +242,9 @@ static void migrate(void *job)
 	else
 		migration->outcome =
 		        mill_migrate_run(&migration->options, &migration->result, &migration->err);
+	const struct mill_worker_options *options = &migration->worker->options;
+	if (migration->outcome == 0 && options->before_start != NULL)
+		migration->outcome = options->before_start(options->context, &migration->err);
 }
 
 static void start_migration(struct mill_worker *worker);
@@ -243,7 +277,7 @@ static void retry_later(struct mill_worker *worker, const struct mill_err *err)
 	if (other)
 		worker->gate = (struct mill_log_gate){ 0 };
 	if (mill_log_gate(&worker->gate, SAY_AGAIN_SECS, &skipped))
-		mill_log(MILL_LOG_WARN, "database_not_ready", MILL_TEXT("error", err->message),
+		mill_log(MILL_LOG_WARN, "database_unreached", MILL_TEXT("error", err->message),
 		         MILL_INT("tries", skipped + 1));
 	memcpy(worker->trouble, err->sqlstate, sizeof(worker->trouble));
 	uv_timer_start(&worker->retry, on_retry, worker->retry_ms, 0);
@@ -256,6 +290,8 @@ static void on_migrated(void *job)
 	struct migration *migration = job;
 	struct mill_worker *worker = migration->worker;
 	const struct mill_migrate_result *result = &migration->result;
+	if (migration->err.kind == MILL_ERR_UNREACHED && worker->options.unnamed != NULL)
+		mill_err_wrap(&migration->err, "%s", worker->options.unnamed);
 	if (worker->ended) {
 		/* A signal came first. */
 	} else if (migration->outcome == 0) {
@@ -320,7 +356,10 @@ int mill_worker_run(const struct mill_worker_options *options)
 		return mill_cli_fail(&err);
 	}
 	uv_timer_init(&worker->loop, &worker->retry);
-	worker->retry.data = worker;
+	uv_timer_init(&worker->loop, &worker->watch);
+	worker->retry.data = worker->watch.data = worker;
+	if (options->watch != NULL)
+		uv_timer_start(&worker->watch, on_watch, WATCH_MS, WATCH_MS);
 	watch_signals(worker);
 	start_migration(worker);
 	uv_run(&worker->loop, UV_RUN_DEFAULT);

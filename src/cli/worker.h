@@ -14,7 +14,10 @@ struct mill_worker;
 struct mill_worker_options {
 	struct mill_cli *cli;
 	const struct mill_manifest *manifest;
-	const char *dsn;  /* NULL: PG* variables */
+	const char *dsn; /* NULL: PG* variables */
+	/* What to say before the error where nothing names the database; NULL where something does.
+	 */
+	const char *unnamed;
 	const char *only; /* as in mill_runtime_options */
 	/*
 	 * Stop by itself when nothing is claimable. Then a database that cannot be reached at the
@@ -23,6 +26,16 @@ struct mill_worker_options {
 	bool until_idle;
 	/* Stop when the terminal is gone, too: nobody could press Ctrl-C any more. */
 	bool ends_with_terminal;
+	/*
+	 * Once the database is up to date and before anything is claimed: may block, runs in a
+	 * thread of its own. Trouble that may pass is tried again. May be NULL.
+	 */
+	int (*before_start)(void *context, struct mill_err *err);
+	/*
+	 * Once a second, on the loop: does what the worker needs still stand? −1: it ends at once,
+	 * with a failure. May be NULL.
+	 */
+	int (*watch)(void *context, struct mill_err *err);
 	/* The runtime is ready and has said so in the log. May be NULL. */
 	void (*on_ready)(struct mill_worker *worker, void *context);
 	void *context;

@@ -67,6 +67,46 @@ bool mill_log_gate(struct mill_log_gate *gate, unsigned every_secs, uint64_t *sk
 	return true;
 }
 
+static uint64_t digest_of(const char *text, size_t len)
+{
+	uint64_t digest = 0xcbf29ce484222325u; /* FNV-1a */
+	for (size_t i = 0; i < len; i++)
+		digest = (digest ^ (unsigned char)text[i]) * 0x100000001b3u;
+	return digest;
+}
+
+bool mill_log_gates(struct mill_log_gates *gates, const char *text, size_t len, unsigned every_secs,
+                    uint64_t *skipped)
+{
+	uint64_t digest = digest_of(text, len), now = mill_clock_ns();
+	size_t found = MILL_LOG_GATES;
+	for (size_t i = 0; i < MILL_LOG_GATES; i++) {
+		const struct mill_log_gate *gate = &gates->places[i].gate;
+		if (gate->opened_ns != 0 && gates->places[i].digest == digest) {
+			found = i;
+			break;
+		}
+		/* One whose time has passed can be another text's. */
+		if (gate->opened_ns == 0 ||
+		    now - gate->opened_ns >= (uint64_t)every_secs * 1000000000u)
+			found = i;
+	}
+	if (found == MILL_LOG_GATES) {
+		gates->held_back++;
+		return false;
+	}
+	if (gates->places[found].digest != digest) {
+		gates->held_back += gates->places[found].gate.held_back;
+		gates->places[found].gate = (struct mill_log_gate){ 0 };
+		gates->places[found].digest = digest;
+	}
+	if (!mill_log_gate(&gates->places[found].gate, every_secs, skipped))
+		return false;
+	*skipped += gates->held_back;
+	gates->held_back = 0;
+	return true;
+}
+
 /* The escapes that JSON asks for; they serve the quoted text form as well. */
 static void append_escaped(struct mill_buffer *line, const char *text, size_t len)
 {

@@ -62,3 +62,18 @@ struct mill_log_gate {
 	uint64_t held_back;
 };
 bool mill_log_gate(struct mill_log_gate *gate, unsigned every_secs, uint64_t *skipped);
+
+/*
+ * The same for each text by itself: zero-initialised is ready. When more texts than there are
+ * places come in `every_secs`, the rest is held back and counted for the next line.
+ */
+enum { MILL_LOG_GATES = 32 };
+struct mill_log_gates {
+	struct {
+		uint64_t digest; /* of the text; two that share one share the gate */
+		struct mill_log_gate gate;
+	} places[MILL_LOG_GATES];
+	uint64_t held_back;
+};
+bool mill_log_gates(struct mill_log_gates *gates, const char *text, size_t len, unsigned every_secs,
+                    uint64_t *skipped);

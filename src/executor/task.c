@@ -366,6 +366,7 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 	task->speaker = (struct mill_vm_speaker){
 		.message_id = task->message_id,
 		.topic = task->lane->topic,
+		.subscriber = task->lane->subscriber,
 		.attempt = deliver->attempts,
 	};
 	task->published_by.len = 0;

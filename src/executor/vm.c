@@ -59,11 +59,12 @@ static int l_log(lua_State *L)
 	const char *event = luaL_checkstring(L, 2);
 	luaL_argcheck(L, level >= MILL_LOG_DEBUG && level <= MILL_LOG_ERROR, 1, "no log level");
 	luaL_argcheck(L, top - 3 <= 2 * LOG_FIELDS_MAX, top, "too many fields");
-	struct mill_field fields[4 + LOG_FIELDS_MAX + 1];
+	struct mill_field fields[5 + LOG_FIELDS_MAX + 1];
 	size_t n = 0;
 	if (vm->speaker != NULL) {
 		fields[n++] = MILL_TEXT("message_id", vm->speaker->message_id);
 		fields[n++] = MILL_TEXT("topic", vm->speaker->topic);
+		fields[n++] = MILL_TEXT("subscriber", vm->speaker->subscriber);
 		fields[n++] = MILL_INT("attempt", vm->speaker->attempt);
 	}
 	if (!lua_isnoneornil(L, 3))

@@ -19,7 +19,7 @@
 /* Whom a line that a handler logs is about. */
 struct mill_vm_speaker {
 	const char *message_id;
-	const char *topic;
+	const char *topic, *subscriber;
 	uint32_t attempt;
 };
 

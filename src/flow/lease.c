@@ -3,8 +3,8 @@
  *
  *     NEW ──► REGISTERING ──► ALIVE ──► DEAD ──► (mill_lease_register) REGISTERING …
  *
- * A worker counts its own lease from the moment it sent the renewal, so it knows of its death no
- * later than the others do.
+ * A worker counts its own lease from the moment it sent the renewal, and ends it a little early:
+ * when the others learn of its death, its handlers have been stopped.
  */
 #include "flow/lease.h"
 
@@ -17,6 +17,7 @@
 #include "flow/sweep.h"
 
 #define TICK_MOST_SECS 1.0
+#define MARGIN_MOST_SECS 0.5
 #define SECOND_NS 1e9
 
 enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEAVING, LEFT };
@@ -31,6 +32,8 @@ struct mill_lease {
 	uint64_t renewal_sent_ns;
 	struct mill_sweep *sweep;
 	uv_timer_t tick;
+	uv_timer_t end; /* of the lease, unless it is renewed */
+	int handles;
 	struct mill_log_gate gate;
 	void (*on_left)(void *context);
 	void *left_context;
@@ -49,6 +52,12 @@ static double tick_secs(const struct mill_lease *lease)
 	return fmin(lease_secs(lease) / 6, TICK_MOST_SECS);
 }
 
+/* The end of a lease is left to stopping the handlers. */
+static double own_lease_secs(const struct mill_lease *lease)
+{
+	return lease_secs(lease) - fmin(lease_secs(lease) / 12, MARGIN_MOST_SECS);
+}
+
 static void log_refusal(struct mill_lease *lease, const char *what, const struct mill_err *err)
 {
 	uint64_t skipped;
@@ -56,6 +65,37 @@ static void log_refusal(struct mill_lease *lease, const char *what, const struct
 		mill_log(MILL_LOG_ERROR, "lease_refused", MILL_TEXT("what", what),
 		         MILL_TEXT("error", err->message), MILL_TEXT("sqlstate", err->sqlstate),
 		         MILL_INT("skipped", skipped));
+}
+
+/* ---- the end of the lease ------------------------------------------------------------------ */
+
+static void die(struct mill_lease *lease, const char *reason)
+{
+	lease->state = DEAD;
+	uv_timer_stop(&lease->end);
+	mill_log(MILL_LOG_ERROR, "lease_over", MILL_TEXT("worker", lease->worker_id),
+	         MILL_TEXT("reason", reason));
+	lease->options.on_dead(lease->options.context);
+}
+
+static void on_end(uv_timer_t *timer);
+
+/* The loop's idea of now may be older than the clock's: a timer that fires early is set again. */
+static void set_end(struct mill_lease *lease)
+{
+	uint64_t now = mill_clock_ns();
+	uint64_t end = lease->renewed_ns + (uint64_t)(own_lease_secs(lease) * SECOND_NS);
+	if (now >= end)
+		die(lease, "it could not be renewed in time");
+	else
+		uv_timer_start(&lease->end, on_end, (end - now) / 1000000 + 1, 0);
+}
+
+static void on_end(uv_timer_t *timer)
+{
+	struct mill_lease *lease = mill_container_of(timer, struct mill_lease, end);
+	if (lease->state == ALIVE)
+		set_end(lease);
 }
 
 /* ---- registration -------------------------------------------------------------------------- */
@@ -96,6 +136,7 @@ static void on_worker_registered(struct mill_results *results, const struct mill
 	         MILL_TEXT("app", lease->options.manifest->settings.app),
 	         MILL_INT("lanes", lease->options.manifest->lane_count));
 	lease->options.on_registered(lease->options.context);
+	set_end(lease);
 }
 
 static void register_worker(struct mill_lease *lease)
@@ -192,26 +233,20 @@ const char *mill_lease_worker_id(const struct mill_lease *lease)
 
 /* ---- renewal ------------------------------------------------------------------------------- */
 
-static void die(struct mill_lease *lease, const char *reason)
-{
-	lease->state = DEAD;
-	mill_log(MILL_LOG_ERROR, "lease_over", MILL_TEXT("worker", lease->worker_id),
-	         MILL_TEXT("reason", reason));
-	lease->options.on_dead(lease->options.context);
-}
-
 static void on_renewed(struct mill_results *results, const struct mill_err *err, void *context)
 {
 	struct mill_lease *lease = context;
 	lease->renewing = false;
 	if (lease->state != ALIVE)
 		return;
-	if (err != NULL)
+	if (err != NULL) {
 		log_refusal(lease, "renew", err);
-	else if (mill_store_renewed(results))
+	} else if (mill_store_renewed(results)) {
 		lease->renewed_ns = lease->renewal_sent_ns;
-	else
+		set_end(lease);
+	} else {
 		die(lease, "other workers have declared it dead");
+	}
 }
 
 static void renew(struct mill_lease *lease)
@@ -228,15 +263,9 @@ static void on_tick(uv_timer_t *timer)
 	bool up = mill_link_is_up(lease->options.link);
 	if (lease->state == REGISTERING && up && !lease->asking)
 		register_lanes(lease);
-	if (lease->state != ALIVE)
+	if (lease->state != ALIVE || !up)
 		return;
 	double since = (double)(now - lease->renewed_ns) / SECOND_NS;
-	if (since > lease_secs(lease)) {
-		die(lease, "it could not be renewed in time");
-		return;
-	}
-	if (!up)
-		return;
 	if (since > lease_secs(lease) / 3 - tick_secs(lease) / 2 && !lease->renewing)
 		renew(lease);
 	mill_sweep_turn(lease->sweep);
@@ -282,6 +311,8 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 	};
 	lease->sweep = mill_sweep_new(&sweep_options);
 	MILL_ASSERT(uv_timer_init(options->loop, &lease->tick) == 0);
+	MILL_ASSERT(uv_timer_init(options->loop, &lease->end) == 0);
+	lease->handles = 2;
 	uint64_t tick_ms = (uint64_t)(tick_secs(lease) * 1000);
 	uv_timer_start(&lease->tick, on_tick, tick_ms, tick_ms);
 	return lease;
@@ -293,6 +324,7 @@ void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), 
 	bool registered = lease->state == ALIVE || lease->asking;
 	lease->state = registered ? LEAVING : LEFT;
 	uv_timer_stop(&lease->tick);
+	uv_timer_stop(&lease->end);
 	lease->on_left = on_left;
 	lease->left_context = context;
 	if (!registered)
@@ -303,7 +335,9 @@ void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), 
 
 static void on_timer_closed(uv_handle_t *handle)
 {
-	struct mill_lease *lease = mill_container_of(handle, struct mill_lease, tick);
+	struct mill_lease *lease = handle->data;
+	if (--lease->handles > 0)
+		return;
 	void (*on_closed)(void *) = lease->on_closed;
 	void *context = lease->closed_context;
 	mill_sweep_free(lease->sweep);
@@ -315,5 +349,7 @@ void mill_lease_close(struct mill_lease *lease, void (*on_closed)(void *context)
 {
 	lease->on_closed = on_closed;
 	lease->closed_context = context;
+	lease->tick.data = lease->end.data = lease;
 	uv_close((uv_handle_t *)&lease->tick, on_timer_closed);
+	uv_close((uv_handle_t *)&lease->end, on_timer_closed);
 }

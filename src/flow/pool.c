@@ -191,7 +191,8 @@ static void on_end(struct mill_process *process, int64_t status, int signal_numb
 	if (!death.ordered && process->kill != MILL_KILL_LOAD)
 		mill_log(MILL_LOG_ERROR, "executor_died", MILL_INT("pid", process->handle.pid),
 		         MILL_TEXT("reason", death.blamed ? death.reason : NULL),
-		         MILL_INT("exit_code", status), MILL_INT("signal", signal_number),
+		         signal_number != 0 ? MILL_INT("signal", signal_number)
+		                            : MILL_INT("exit_code", status),
 		         MILL_INT("deliveries", process->executor.sent.len));
 	pool->options.on_gone(&process->executor, &death, pool->options.context);
 	MILL_ASSERT(mill_list_empty(&process->executor.sent));

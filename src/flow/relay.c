@@ -8,19 +8,24 @@ struct entry {
 	uint64_t request;
 	char *body, *published_by;
 	size_t body_len;
+	char message_id[37];      /* of the delivery that asks; empty: not known */
+	char *topic, *subscriber; /* its lane */
 };
 
 struct mill_relay {
 	struct mill_store *store;
 	struct mill_link *publish;
+	struct mill_orphans *orphans;
 	struct mill_list waiting, sent;
 };
 
-struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish)
+struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish,
+                                  struct mill_orphans *orphans)
 {
 	struct mill_relay *relay = mill_calloc(1, sizeof(*relay));
 	relay->store = store;
 	relay->publish = publish;
+	relay->orphans = orphans;
 	mill_list_init(&relay->waiting);
 	mill_list_init(&relay->sent);
 	return relay;
@@ -35,6 +40,8 @@ static void entry_free(struct entry *entry)
 {
 	free(entry->body);
 	free(entry->published_by);
+	free(entry->topic);
+	free(entry->subscriber);
 	free(entry);
 }
 
@@ -48,7 +55,7 @@ void mill_relay_free(struct mill_relay *relay)
 }
 
 void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
-                     const struct mill_request *request)
+                     const struct mill_request *request, const struct mill_delivery *delivery)
 {
 	struct entry *entry = mill_calloc(1, sizeof(*entry));
 	entry->relay = relay;
@@ -57,6 +64,11 @@ void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
 	entry->body_len = request->body.data ? request->body.len : 0;
 	entry->body = mill_strndup(request->body.data ? request->body.data : "", entry->body_len);
 	entry->published_by = mill_span_dup(request->published_by);
+	if (delivery != NULL) {
+		mill_delivery_id_text(delivery, entry->message_id);
+		entry->topic = mill_strdup(delivery->lane->spec->topic);
+		entry->subscriber = mill_strdup(delivery->lane->spec->subscriber);
+	}
 	mill_list_push(&relay->waiting, &entry->node);
 }
 
@@ -65,10 +77,14 @@ static void on_published(struct mill_results *results, const struct mill_err *er
 	struct entry *entry = context;
 	mill_list_remove(&entry->relay->sent, &entry->node);
 	struct mill_reply reply = { .request = entry->request, .ok = err == NULL };
-	if (err == NULL)
+	if (err == NULL) {
 		reply.body = mill_store_published(results);
-	else
+		mill_orphans_tell(entry->relay->orphans, mill_store_unwanted(results),
+		                  entry->message_id[0] ? entry->message_id : NULL, entry->topic,
+		                  entry->subscriber);
+	} else {
 		reply.body = MILL_SPAN(err->message);
+	}
 	if (entry->executor != NULL)
 		mill_reply_write(mill_executor_out(entry->executor), &reply);
 	entry_free(entry);

@@ -6,18 +6,24 @@
  */
 #pragma once
 
+#include "flow/orphan.h"
 #include "flow/pool.h"
 #include "pg/store.h"
 
 struct mill_relay;
 
-struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish);
+/* `orphans` is borrowed. */
+struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish,
+                                  struct mill_orphans *orphans);
 /* Only after the publish link is closed. */
 void mill_relay_free(struct mill_relay *relay);
 
-/* Take a request; its spans are copied. It waits while the link is down. */
+/*
+ * Take a request; its spans are copied. It waits while the link is down. `delivery` is the one that
+ * asks, read during the call; NULL when it is over already.
+ */
 void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
-                     const struct mill_request *request);
+                     const struct mill_request *request, const struct mill_delivery *delivery);
 /* Send what waits; once a turn of the loop. */
 void mill_relay_turn(struct mill_relay *relay);
 /* This executor is gone: nobody waits for its replies any more. */

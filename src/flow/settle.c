@@ -127,8 +127,10 @@ void mill_settle_take(struct mill_settle *settle, struct mill_delivery *delivery
 	enqueue(settle, delivery, NULL);
 }
 
-static void log_outcome(enum mill_log_level level, const char *event,
-                        const struct mill_delivery *delivery, const char *error)
+/* `more` is one field that this event has besides; a text that is NULL: none. */
+static void log_outcome_with(enum mill_log_level level, const char *event,
+                             const struct mill_delivery *delivery, const char *error,
+                             struct mill_field more)
 {
 	char id[37];
 	mill_delivery_id_text(delivery, id);
@@ -136,21 +138,40 @@ static void log_outcome(enum mill_log_level level, const char *event,
 	         MILL_TEXT("topic", delivery->lane->spec->topic),
 	         MILL_TEXT("subscriber", delivery->lane->spec->subscriber),
 	         MILL_INT("attempt", delivery->attempts),
-	         MILL_INT("max_attempts", delivery->max_attempts), MILL_TEXT("error", error));
+	         MILL_INT("max_attempts", delivery->max_attempts), more, MILL_TEXT("error", error));
+}
+
+static void log_outcome(enum mill_log_level level, const char *event,
+                        const struct mill_delivery *delivery, const char *error)
+{
+	log_outcome_with(level, event, delivery, error, MILL_TEXT("", NULL));
+}
+
+/* A handler published to topics that nobody subscribes to, and the database has taken that. */
+static void tell_orphans(struct mill_settle *settle, const struct mill_delivery *delivery,
+                         const struct mill_results *results)
+{
+	char id[37];
+	mill_delivery_id_text(delivery, id);
+	mill_orphans_tell(settle->options.orphans, mill_store_unwanted(results), id,
+	                  delivery->lane->spec->topic, delivery->lane->spec->subscriber);
 }
 
 /* What the ledger now says, once a delivery, after the database said yes. */
-static void log_settled(const struct mill_delivery *delivery)
+static void log_settled(struct mill_settle *settle, const struct mill_delivery *delivery)
 {
 	switch (delivery->settlement) {
 	case MILL_SETTLE_DONE:
 		break;
 	case MILL_SETTLE_PENDING:
 		if (delivery->error != NULL)
-			log_outcome(MILL_LOG_WARN, "message_retried", delivery, delivery->error);
+			log_outcome_with(MILL_LOG_WARN, "message_retried", delivery,
+			                 delivery->error,
+			                 MILL_NUMBER("retry_in_secs", delivery->delay_secs));
 		break;
 	case MILL_SETTLE_FAILED:
-		log_outcome(MILL_LOG_ERROR, "message_failed", delivery, delivery->error);
+		log_outcome_with(MILL_LOG_ERROR, "message_failed", delivery, delivery->error,
+		                 MILL_TEXT("hint", mill_store_failed_hint(settle->options.store)));
 		break;
 	case MILL_SETTLE_DISCARDED:
 		log_outcome(MILL_LOG_INFO, "message_discarded", delivery, delivery->error);
@@ -289,8 +310,10 @@ static void take_answer(struct flight *flight, const struct mill_results *result
 			                   MILL_DELIVERY_FINISHED);
 			continue;
 		}
+		if (found && delivery->publications != NULL)
+			tell_orphans(settle, delivery, results);
 		if (found)
-			log_settled(delivery);
+			log_settled(settle, delivery);
 		else
 			log_lost(delivery);
 		end_delivery(settle, delivery, &flight->deliveries);

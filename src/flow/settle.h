@@ -11,6 +11,7 @@
 #pragma once
 
 #include "core/delivery.h"
+#include "flow/orphan.h"
 #include "pg/store.h"
 
 struct mill_settle;
@@ -19,6 +20,7 @@ struct mill_settle_options {
 	uv_loop_t *loop;
 	struct mill_store *store;
 	struct mill_link *work, *publish;
+	struct mill_orphans *orphans; /* borrowed */
 	/* A delivery is over, by whatever end; it is freed after the call. */
 	void (*on_settled)(struct mill_delivery *delivery, void *context);
 	void *context;

@@ -109,15 +109,16 @@ static void tell(struct mill_sweep *sweep, const struct topics *topics)
 		                  topics->count, on_notified, sweep);
 }
 
-static void log_row(enum mill_log_level level, const char *event,
+static void log_row(struct mill_sweep *sweep, enum mill_log_level level, const char *event,
                     const struct mill_store_swept *row)
 {
+	const char *hint = row->failed ? mill_store_failed_hint(sweep->options.store) : NULL;
 	char id[37];
 	mill_uuid_text(row->id, id);
 	mill_log(level, event, MILL_TEXT("message_id", id),
 	         MILL_TEXT_N("topic", row->topic.data, row->topic.len),
 	         MILL_TEXT_N("subscriber", row->subscriber.data, row->subscriber.len),
-	         MILL_INT("attempt", row->attempts),
+	         MILL_INT("attempt", row->attempts), MILL_TEXT("hint", hint),
 	         MILL_TEXT_N("error", row->error.data, row->error.len));
 }
 
@@ -140,9 +141,9 @@ static void take_reclaimed(struct mill_sweep *sweep, const struct mill_results *
 		struct mill_store_swept row;
 		mill_store_swept_row(results, i, &row);
 		if (row.failed) {
-			log_row(MILL_LOG_ERROR, "message_failed", &row);
+			log_row(sweep, MILL_LOG_ERROR, "message_failed", &row);
 		} else {
-			log_row(MILL_LOG_WARN, "message_reclaimed", &row);
+			log_row(sweep, MILL_LOG_WARN, "message_reclaimed", &row);
 			add_topic(&topics, row.topic);
 		}
 	}
@@ -156,7 +157,7 @@ static void take_adopted(struct mill_sweep *sweep, const struct mill_results *re
 		struct mill_store_swept row;
 		mill_store_swept_row(results, i, &row);
 		if (row.failed)
-			log_row(MILL_LOG_ERROR, "message_failed", &row);
+			log_row(sweep, MILL_LOG_ERROR, "message_failed", &row);
 		else
 			add_topic(&topics, row.topic);
 	}

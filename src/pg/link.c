@@ -33,7 +33,7 @@
 #define BACKOFF_LEAST_MS 50
 #define BACKOFF_MOST_MS 2000
 #define STATEMENTS_PER_EXCHANGE 40
-#define NOTICE_EVERY_SECS 1
+#define NOTICE_EVERY_SECS 60 /* the same text */
 
 enum link_state { RESOLVING, CONNECTING, PREPARING, UP, WAITING, CLOSED };
 
@@ -69,7 +69,7 @@ struct mill_link {
 	uint64_t reconnects;
 	char said[sizeof(((struct mill_err *)0)->message)]; /* the last trouble, said once */
 	bool told;                                          /* and the end of it will be */
-	struct mill_log_gate notices;
+	struct mill_log_gates notices;
 	void (*on_closed)(void *context);
 	void *closed_context;
 };
@@ -147,9 +147,10 @@ static void on_notice(void *context, const char *message)
 	struct mill_link *link = context;
 	struct mill_err text;
 	uint64_t skipped;
-	if (!mill_log_gate(&link->notices, NOTICE_EVERY_SECS, &skipped))
-		return;
 	mill_err_set(&text, MILL_ERR_DATABASE, "%s", message);
+	if (!mill_log_gates(&link->notices, text.message, strlen(text.message), NOTICE_EVERY_SECS,
+	                    &skipped))
+		return;
 	mill_log(MILL_LOG_WARN, "server_notice", MILL_TEXT("link", link->options.name),
 	         MILL_TEXT("text", text.message), MILL_INT("skipped", skipped));
 }

@@ -226,7 +226,8 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" settled AS ("
 		" UPDATE " TABLE " AS q SET " DONE_SET
 		" FROM held WHERE q.ctid = held.tid RETURNING q.id)"
-		" SELECT settled.id, count(p.topic) FROM settled"
+		" SELECT settled.id, NULL::text, string_agg(DISTINCT p.topic, ' ')"
+		"  FILTER (WHERE p.delivered = 0 AND NOT p.duplicate) FROM settled"
 		" CROSS JOIN LATERAL {schema}.publish_many($3::text::jsonb) AS p GROUP BY settled.id" },
 
 	/*
@@ -236,9 +237,13 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 	[MILL_QUERY_STILL_HELD] = { "still_held",
 		"SELECT q.id FROM " DONE_PARAMS " JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD },
 
-	/* Before what may wait for a stranger's transaction, on a connection that may wait. */
+	/*
+	 * Before what may wait for a stranger's transaction, on a connection that may wait. That
+	 * nobody subscribes to a topic is told by a column of the answer, not by a warning for each.
+	 */
 	[MILL_QUERY_PATIENCE] = { "patience",
-		"SELECT set_config('lock_timeout', '5s', true)" },
+		"SELECT set_config('lock_timeout', '5s', true),"
+		" set_config('client_min_messages', 'error', true)" },
 
 	/* $1 topics whose rows came back. */
 	[MILL_QUERY_NOTIFY] = { "notify",
@@ -249,7 +254,9 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 
 	/* $1 the JSON request, $2 who publishes (NULL: as the request says). */
 	[MILL_QUERY_PUBLISH] = { "publish",
-		"SELECT {schema}.execute($1::text, $2::text)::text" },
+		"SELECT e.reply::text, NULL::text, CASE WHEN (e.reply ->> 'delivered')::int4 = 0"
+		"  AND NOT (e.reply ->> 'duplicate')::bool THEN e.reply ->> 'topic' END"
+		" FROM {schema}.execute($1::text, $2::text) AS e(reply)" },
 
 	/* $1 app, then an array a column of the lanes it declares. Another app's pair stays. */
 	[MILL_QUERY_REGISTER_LANES] = { "register_lanes",

@@ -1,8 +1,6 @@
 /* Faults in rows made into errors: see refusal.h. */
 #include "pg/refusal.h"
 
-#include "core/log.h"
-
 struct asker {
 	mill_link_done done;
 	void *context;
@@ -36,15 +34,11 @@ static void on_answer(struct mill_results *results, const struct mill_err *err, 
 	const struct mill_rowset *rows = mill_results_at(results, 1);
 	if (mill_rowset_count(rows) > 0) {
 		struct mill_span fault = mill_rowset_span(rows, 0, MILL_REFUSAL_FAULT);
-		struct mill_span unwanted = mill_rowset_span(rows, 0, MILL_REFUSAL_UNWANTED);
 		if (fault.data != NULL) {
 			mill_err_database(&refusal, "22023", "%.*s", (int)fault.len, fault.data);
 			asker.done(NULL, &refusal, asker.context);
 			return;
 		}
-		if (unwanted.data != NULL)
-			mill_log(MILL_LOG_WARN, "nobody_subscribes",
-			         MILL_TEXT_N("topics", unwanted.data, unwanted.len));
 	}
 	asker.done(results, NULL, asker.context);
 }

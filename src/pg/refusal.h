@@ -10,11 +10,11 @@
 #include "pg/link.h"
 
 /* The columns in which such a statement says what was wrong, and to which topics nobody
- * subscribes. Its rowset is number 1 of the exchange. */
+ * subscribes (see mill_store_unwanted). Its rowset is number 1 of the exchange. */
 enum { MILL_REFUSAL_FAULT = 1, MILL_REFUSAL_UNWANTED };
 
 /*
  * As mill_link_end, for an exchange with such a statement. A fault arrives as MILL_ERR_DATABASE
- * with SQLSTATE 22023, unwanted topics are logged.
+ * with SQLSTATE 22023.
  */
 void mill_refusal_end(struct mill_link *link, mill_link_done done, void *context);

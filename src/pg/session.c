@@ -81,6 +81,12 @@ static int check_dsn(const char *dsn, bool *several, struct mill_err *err)
 	return 0;
 }
 
+int mill_session_check_dsn(const char *dsn, struct mill_err *err)
+{
+	bool several;
+	return check_dsn(dsn, &several, err);
+}
+
 /* What libpq says about a connection that failed or was lost. */
 static int unreached(const PGconn *conn, const char *sqlstate, struct mill_err *err)
 {

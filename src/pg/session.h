@@ -14,6 +14,9 @@
 struct mill_session;
 struct mill_rows;
 
+/* Can a DSN be read? The error, MILL_ERR_CONFIG, shows nothing of it: it may hold a password. */
+int mill_session_check_dsn(const char *dsn, struct mill_err *err);
+
 /*
  * Connect and wait for it, at most 10 s a host unless the DSN or PGCONNECT_TIMEOUT says otherwise.
  * `dsn` is a libpq URI or key=value text; NULL or "": the PG* variables. Of several hosts the one

@@ -392,6 +392,13 @@ void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t
 	copy_id(mill_results_at(results, 1), (int)i, 0, id);
 }
 
+const char *mill_store_failed_hint(const struct mill_store *store)
+{
+	return store->pairs != NULL ? NULL
+	                            : "a dead letter: `tidemill failed show ID`, then `tidemill "
+	                              "failed retry ID`";
+}
+
 /* ---- publish ------------------------------------------------------------------------------- */
 
 static void send_publishing(struct mill_store *store, struct mill_link *link, enum mill_query query,
@@ -432,6 +439,13 @@ void mill_store_publish(struct mill_store *store, struct mill_link *link, struct
 struct mill_span mill_store_published(const struct mill_results *results)
 {
 	return mill_rowset_span(mill_results_at(results, 1), 0, 0);
+}
+
+struct mill_span mill_store_unwanted(const struct mill_results *results)
+{
+	const struct mill_rowset *rows = mill_results_at(results, 1);
+	return mill_rowset_count(rows) > 0 ? mill_rowset_span(rows, 0, MILL_REFUSAL_UNWANTED)
+	                                   : MILL_SPAN_NONE;
 }
 
 /* ---- lanes and leases ---------------------------------------------------------------------- */

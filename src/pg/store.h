@@ -26,6 +26,9 @@ struct mill_store_options {
 };
 struct mill_store *mill_store_new(const struct mill_store_options *options);
 void mill_store_free(struct mill_store *store);
+/* What a person can do about a dead letter, for its line in the log; NULL on a plain table, which
+ * no command of ours looks at. */
+const char *mill_store_failed_hint(const struct mill_store *store);
 
 /* Which statements a link prepares. */
 enum mill_store_use { MILL_USE_WORK, MILL_USE_LEASE, MILL_USE_PUBLISH, MILL_USE_LISTEN };
@@ -113,6 +116,11 @@ void mill_store_publish(struct mill_store *store, struct mill_link *link, struct
                         struct mill_span published_by, mill_link_done done, void *context);
 /* {"id", "topic", "delivered", "duplicate"} */
 struct mill_span mill_store_published(const struct mill_results *results);
+/*
+ * Of an answer to mill_store_publish or mill_store_settle_publishing: the topics, separated by
+ * blanks, that were published to and to which nobody subscribes; absent when there are none.
+ */
+struct mill_span mill_store_unwanted(const struct mill_results *results);
 
 /* ---- lanes and leases, on the lease link ----------------------------------------------------- */
 

@@ -1,0 +1,113 @@
+-- docs/handlers.md: every handler it shows loads, and what it says of them is so. README.md: its app runs.
+
+local folder = require "spec.support.folder"
+local tidemill = require "spec.support.tidemill"
+
+after_each(tidemill.close_all)
+
+-- The ```lua blocks that begin with `-- handlers/NAME.lua`, name → source; and how many blocks there are.
+local function shown_handlers()
+  local handlers, blocks = {}, 0
+  for block in folder.read("docs/handlers.md"):gmatch "\n```lua\n(.-\n)```" do
+    local name = block:match "^%-%- handlers/([%w_]+)%.lua\n"
+    assert(name, "a block of docs/handlers.md does not name its file:\n" .. block)
+    assert(not handlers[name], name .. " is shown twice")
+    handlers[name] = block
+    blocks = blocks + 1
+  end
+  return handlers, blocks
+end
+
+-- An app with all of them, each subscribed to a topic of its own name.
+local function app_with_all(options)
+  local handlers, blocks = shown_handlers()
+  local subscribe = {}
+  for name in pairs(handlers) do
+    subscribe[name] = name
+  end
+  options.config = { subscribe = subscribe }
+  options.handlers = handlers
+  return tidemill.app(options), blocks
+end
+
+describe("docs/handlers.md", function()
+  it("shows handlers that load", function()
+    local app, blocks = app_with_all { database = false }
+    assert.is_true(blocks >= 6)
+    local stdout = app:must_run("check")
+    for name in pairs((shown_handlers())) do
+      assert.truthy(stdout:find(name, 1, true), stdout)
+    end
+    -- The options beside `handle` count.
+    local json = app:must_run("check", "--json")
+    assert.truthy(json:find('"handler":"sync_crm","max_attempts":8,"retry_backoff_secs":30', 1, true), json)
+  end)
+
+  it("shows handlers that do what it says when they are called", function()
+    local app = app_with_all { database = false }
+    local function call(name, payload, code)
+      local result = app:run("call", name, payload)
+      assert.equal(code, result.code, result.stderr)
+      return result
+    end
+
+    assert.truthy(call("fulfil_order", '{"id": 7}', 0).stderr:find('"topic":"order.shipped"', 1, true))
+    assert.truthy(call("fulfil_order", "[]", 1).stderr:find("discarded the message: an order without an id", 1, true))
+    assert.truthy(call("import_feed", '{"state": "closed"}', 1).stderr:find("discarded", 1, true))
+    assert.truthy(call("import_feed", '{"state": "busy"}', 1).stderr:find("again in 60 s: the feed is busy", 1, true))
+    assert.truthy(call("import_feed", '{"state": "early"}', 1).stderr:find("put the message off for 3600 s", 1, true))
+    assert.truthy(call("import_feed", '{"name": "a"}', 0).stderr:find("attempt_left=4", 1, true))
+
+    -- Nulls, an empty array, and a number that a Lua number cannot carry.
+    local result = call("total", '{"items": [], "number": 12345678901234567890}', 0)
+    assert.truthy(result.stdout:find('"lines":[]', 1, true) and result.stdout:find('"number":12345678901234567890', 1,
+      true), result.stdout)
+    assert.truthy(result.stderr:find("over=true", 1, true), result.stderr)
+    result = call("total", '{"items": [{"sku": "a", "note": null}], "number": 5}', 0)
+    assert.truthy(result.stdout:find('"note":"none"', 1, true), result.stdout)
+    assert.truthy(result.stderr:find("over=false", 1, true), result.stderr)
+
+    local _, steps = call("fan_out", '{"steps": 3}', 0).stderr:gsub("text=step", "")
+    assert.equal(3, steps)
+    call("send_mail", "{}", 0)
+    call("sync_crm", '{"id": 1}', 0)
+  end)
+
+  it("shows handlers that publish, in a queue", function()
+    local app = app_with_all {}
+    local worker = app:start()
+    app:must_run("publish", "sign_up", '{"mail": "ann@example.org", "day": "2030-01-31"}')
+    app:must_run("publish", "fulfil_order", '{"id": 7}')
+    app:wait_until(function()
+      return app.db:value "select count(*) from tidemill.queue_message where status = 'done'" == "6"
+    end, 30, "both messages and what they published are done")
+    local rows = app.db:query [[select topic, published_by, headers::text as headers from tidemill.queue_message
+      where subscriber = '' order by topic]]
+    local seen = {}
+    for i, row in ipairs(rows) do
+      seen[i] = row.topic .. " " .. (row.topic == "survey.wanted" and row.published_by .. row.headers or "")
+    end
+    assert.same({ "digest.wanted ", "mail.wanted ", "order.shipped ", 'survey.wanted sign_up{"campaign": "welcome"}' },
+      seen)
+    -- The line of the log as it is shown.
+    assert.matches("event=log message_id=%S+ topic=fulfil_order subscriber=fulfil_order attempt=1 text=packed "
+      .. "order=7\n", worker:stderr())
+  end)
+end)
+
+describe("README.md", function()
+  it("shows an app that is whole: what it publishes has a subscriber", function()
+    local app = tidemill.app {}
+    local files = 0
+    for block, path in folder.read("README.md"):gmatch "\n```lua\n(%-%- (%S+)\n.-)```" do
+      app:write(path, block)
+      files = files + 1
+    end
+    assert.equal(2, files)
+    local worker = app:start()
+    app:must_run("publish", "order.paid", '{"id": 1}')
+    worker:wait_for 'topic=order.shipped subscriber=tell attempt=1 text="on its way" order=1'
+    app:stop()
+    assert.is_nil(worker:stderr():find("level=warn", 1, true), worker:stderr())
+  end)
+end)
