@@ -13,7 +13,9 @@ define build
 	@echo "building $(1)"
 	@test -f $(1)/build.ninja || { mkdir -p $(1) && cmake --preset $(notdir $(1)) >$(1)/configure.log 2>&1; } || \
 		{ cat $(1)/configure.log; exit 1; }
-	@cmake --build $(1) -- $$(test -t 1 -a ! -x $(1)/tidemill || echo --quiet)
+	@if test -t 1 && test ! -x $(1)/tidemill; then cmake --build $(1); else \
+		said=$$(cmake --build $(1) -- --quiet 2>&1); code=$$?; \
+		printf '%s\n' "$$said" | grep -v -e '^ninja: no work to do' -e '^$$'; exit $$code; fi
 endef
 
 .PHONY: help build run test check asan-test bench-claim clean
