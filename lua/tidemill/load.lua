@@ -6,6 +6,10 @@
 --
 -- Executor process; runs once.
 
+-- config.lua may do what it likes to the globals before this file has read what it returned.
+local ipairs, load, pairs, rawget = ipairs, load, pairs, rawget
+local require, setmetatable, type, unpack, xpcall = require, setmetatable, type, unpack, xpcall
+
 local host = require "tidemill.host"
 local argument = require "tidemill.argument"
 local render = require "tidemill.render"

@@ -99,20 +99,24 @@ describe("a handler that kills its executor", function()
     assert.same({ 1, 1, 1, 2 }, attempts)
   end)
 
-  it("does not hold up others by those that must run alone", function()
-    local app = start("", { concurrency = 4 })
+  it("does not hold up other subscriptions by those that must run alone", function()
+    local app = journal.app {
+      config = { concurrency = 4, subscribe = { t = "held", other = "quick" } },
+      handlers = { held = [[ journal.wait_for "go" ]], quick = "" },
+    }
+    app:start()
     app:stop()
-    publish_innocents(app, 3)
+    journal.publish_many(app, "t", 20)
     app.db:query "update tidemill.queue_message set crashes = 2"
     app:start()
     journal.wait_until_begun(app, 1)
     for _ = 1, 5 do
-      journal.wait_for_status(app, journal.publish(app, "t"), "done")
+      journal.wait_for_status(app, journal.publish(app, "other"), "done")
     end
-    assert.equal(3, journal.count(app, "running"))
+    assert.equal(6, #journal.begun(app))
     app:write("go", "")
     journal.wait_until_finished(app)
-    journal.assert_once_each(app, 8)
+    journal.assert_once_each(app, 25)
   end)
 end)
 
@@ -223,5 +227,22 @@ describe("a person cancels", function()
     app:stop()
     assert.same({ "discarded", "cancelled" }, { journal.row(app, id).status, journal.row(app, id).error })
     assert.equal(0, #journal.ended(app))
+  end)
+end)
+
+describe("a debug hook that a handler leaves behind", function()
+  it("does not reach the next delivery", function()
+    local app = journal.app {
+      config = { subscribe = { bad = "bad", good = "good" }, executors = 1, max_attempts = 1 },
+      handlers = {
+        bad = [[ debug.sethook(function() error("the hook") end, "l") ]],
+        good = [[ local sum = 0 for i = 1, 100 do sum = sum + i end ]],
+      },
+    }
+    app:start()
+    journal.publish(app, "bad")
+    for _ = 1, 3 do
+      journal.wait_for_status(app, journal.publish(app, "good"), "done")
+    end
   end)
 end)

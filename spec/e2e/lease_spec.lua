@@ -196,3 +196,31 @@ describe("a pair of topic and subscriber", function()
     assert.equal("1", app.db:value "select count(*) from tidemill.worker")
   end)
 end)
+
+describe("a lock on the table of messages", function()
+  it("costs no worker its lease, however long it is held", function()
+    local app = journal.app {
+      config = { subscribe = { t = "work" }, lease_secs = 3 },
+      handlers = { work = [[ journal.wait_for "go" ]] },
+    }
+    local workers = { app:start(), app:start() }
+    local id = journal.publish(app, "t")
+    journal.wait_until_begun(app, 1)
+    for _, mode in ipairs { "access exclusive", "share" } do
+      local locker = app:connect()
+      locker:exec(("begin; lock table tidemill.queue_message in %s mode"):format(mode))
+      local since = app.db:value "select max(lease_until) from tidemill.worker"
+      app:wait_until(function()
+        return app.db:value("select min(lease_until) > $1::timestamptz + interval '6 s' from tidemill.worker",
+          since) == "t"
+      end, 60, "both have renewed for twice the lease")
+      locker:exec "rollback"
+    end
+    app:write("go", "")
+    local row = journal.wait_for_status(app, id, "done")
+    assert.equal("1", row.attempts)
+    for _, worker in ipairs(workers) do
+      assert.is_nil(worker:stderr():find "lease_over")
+    end
+  end)
+end)

@@ -21,6 +21,7 @@ local function evidence(change)
       { id = ID, attempt = 1, run = "200.1", executor = 200, worker = 100, began = 10, ended = 11, held = false },
     },
     windows = {},
+    lease_secs = 2,
     max_attempts = 3,
   }
   change(found, found.steps[ID], found.runs)
@@ -56,7 +57,7 @@ describe("the checker", function()
   it("accepts an overlap with a run whose lease had ended", function()
     local figures = checker.prove(evidence(function(found, steps, runs)
       run_again(found, steps, runs, 10.5)
-      found.windows = { { worker = 100, from = 9, to = 10.4 } }
+      found.windows = { { worker = 100, from = 9, to = 9.6 }, { from = 9.8, to = 10.4 } }
     end))
     assert.equal(1, figures.overlaps)
   end)
@@ -117,6 +118,11 @@ describe("the checker", function()
       run_again(found, steps, runs, 10.5)
       found.windows = { { worker = 101, from = 9, to = 10.4 } }
     end },
+    { "two runs at a time, when the window was too short to lose a lease", "was run twice at a time",
+      function(found, steps, runs)
+        run_again(found, steps, runs, 10.5)
+        found.windows = { { worker = 100, from = 9.5, to = 10.4 } }
+      end },
     { "two runs at a time, long after the window", "was run twice at a time", function(found, steps, runs)
       run_again(found, steps, runs, 20)
       runs[1].ended, runs[2].held = 30, true

@@ -20,7 +20,7 @@ local function prove(app, ids, expect)
   witness.wait_until_finished(app)
   local figures = checker.prove {
     committed = ids, rows = app:ledger(), runs = witness.runs(app), steps = witness.steps(app.db),
-    max_attempts = app.max_attempts,
+    max_attempts = app.max_attempts, windows = {}, lease_secs = 1,
   }
   assert.equal(#ids, figures.messages)
   assert.equal(0, figures.overlaps)
@@ -204,7 +204,9 @@ describe("a worker cut off from the database", function()
 
   -- The checker excuses no overlap here.
   local function prove_stopped(prepare)
-    local app = witness.app { body = 'witness.wait_for "go"', config = { shutdown_secs = 3600 } }
+    local app = witness.app {
+      body = 'witness.wait_for "go"', config = { lease_secs = 3, shutdown_secs = 3600 },
+    }
     role = app.database .. "_cut_off"
     app.db:exec(("create role %s superuser login"):format(role))
     local dsn = app.dsn

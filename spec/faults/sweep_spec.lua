@@ -17,10 +17,7 @@ local witness = require "spec.support.witness"
 
 local SECS = tonumber(os.getenv "TIDEMILL_SWEEP_SECS") or 60
 local RATE = 120 -- published per second
-local KILL, STOP, CONT = 9, 19, 18
--- A worker that was kept from renewing for less than this share of its lease still has it: the last
--- renewal was at most a third of the lease and one tick (a sixth) before.
-local LEASE_SHARE = 0.5
+local KILL, TERM, STOP, CONT = 9, 15, 19, 18
 
 local LOGS = os.getenv "TIDEMILL_SWEEP_LOGS"
 
@@ -74,12 +71,6 @@ end
 -- Free for a fault: it runs, and none is under way.
 local function is_free(worker)
   return is_running(worker) and not worker.stopped_from and not worker.ending
-end
-
-local function add_window(pid, lease, from, to)
-  if to - from > lease * LEASE_SHARE then
-    table.insert(windows, { worker = pid, from = from, to = to })
-  end
 end
 
 -- ---- publishing ---------------------------------------------------------------------------------
@@ -145,9 +136,14 @@ function faults.kill_runtime(now)
   end
 end
 
+-- Whether it came as far as having executors: before that its one child reads the configuration.
+local function is_ready(worker)
+  return worker.process:stderr():find("event=ready", 1, true) ~= nil
+end
+
 function faults.kill_executor()
   local worker = any_worker()
-  local list = worker and process.children(worker.process.pid) or {}
+  local list = worker and is_ready(worker) and process.children(worker.process.pid) or {}
   local executor = list[1 + math.floor(random() * #list)]
   return executor and witness.signal(executor.pid, KILL) and executor.pid
 end
@@ -232,17 +228,19 @@ end
 
 local function continue_worker(worker)
   worker.process:kill(CONT)
-  add_window(worker.process.pid, worker.lease, worker.stopped_from, clock.now())
+  table.insert(windows, { worker = worker.process.pid, from = worker.stopped_from, to = clock.now() })
   worker.stopped_from = nil
 end
 
 -- An orderly stop ends with 0, a hasty one with 3 or, when nothing was left to do, with 0. With 1
--- when there was no server to write to.
+-- when there was no server to write to; and before the program minds signals, the signal ends it.
 local function check_end(worker)
   local code, signal = worker.process.code, worker.process.signal
   if worker.ending then
-    local excused = down.from or (down.ended or 0) > worker.ending
-    assert(code == 0 or (code == 3 and worker.hasty) or (code == 1 and excused),
+    local unreached = down.from or (down.ended or 0) > worker.ending
+    local expected = code == 0 or code == 3 and worker.hasty or code == 1 and unreached
+      or signal == TERM and not is_ready(worker)
+    assert(expected,
       ("a stop ended with exit code %s, signal %s\n%s"):format(code, signal, worker.process:stderr()))
     worker.start_at = 0
   elseif not worker.start_at then
@@ -255,7 +253,7 @@ local function look_after_server(now)
   if down.from and now >= down.till then
     server:start()
     down.ended = clock.now()
-    add_window(nil, LEASES[1], down.from, down.ended)
+    table.insert(windows, { from = down.from, to = down.ended })
     down.from = nil
   end
 end
@@ -388,7 +386,7 @@ describe("a sweep of random faults", function()
       local name = ("worker%d.lua"):format(i)
       app:write(name, (config:gsub('%["lease_secs"%] = %d+', '["lease_secs"] = ' .. lease)))
       workers[i] = {
-        config = app.dir .. "/" .. name, lease = lease, start_at = 0, log = LOGS and ("%s/worker%d"):format(LOGS, i),
+        config = app.dir .. "/" .. name, start_at = 0, log = LOGS and ("%s/worker%d"):format(LOGS, i),
       }
     end
   end)
@@ -423,7 +421,8 @@ describe("a sweep of random faults", function()
     local ok, figures = pcall(checker.prove, {
       committed = published.ids,
       rows = db:query "select *, payload ->> 'n' as n, payload ->> 'parent' as parent from tidemill.queue_message",
-      runs = witness.runs(app), steps = witness.steps(db), windows = windows, max_attempts = app.max_attempts,
+      runs = witness.runs(app), steps = witness.steps(db), windows = windows,
+      lease_secs = math.min(unpack(LEASES)), max_attempts = app.max_attempts,
       is_unknown = function(row)
         return published.unknown[tonumber(row.n)] or row.parent
       end,

@@ -4,14 +4,15 @@
 --
 --   checker.prove {
 --     committed = { id, … }, runs = …, steps = …, rows = …, max_attempts = 50,
---     windows = { { worker = pid or nil for all, from = …, to = … } },
+--     windows = { { worker = pid or nil for all, from = …, to = … } }, lease_secs = 2,
 --     is_unknown = function(row) … end,   -- may this row, whose publish is in doubt, be there?
 --     may_fail = false,                   -- whether dead letters are accepted
 --   }
 --
--- A window is a time in which a worker could not renew for so long that its lease may have ended.
--- A run that was under way in it may overlap the next one of its message until GRACE_SECS later:
--- by then the worker must have found itself dead and stopped its executors.
+-- A window is a time in which a worker could not renew its lease. When windows took half a lease or
+-- more of the time before a run, an earlier run in that worker may overlap it: the lease may have
+-- ended, since the last renewal can be a third of it old. At most GRACE_SECS after its windows the
+-- worker must have found itself dead, and its handlers are stopped.
 --
 -- A hold is the time from a claim to what ended it. It belongs to an attempt of a message in a
 -- worker; runs and holds are matched by these three.
@@ -129,27 +130,28 @@ local function match_runs(runs, holds, max_attempts, fail)
   return complete
 end
 
-local function is_excused(earlier, later, windows)
-  for _, window in ipairs(windows) do
-    if (window.worker == nil or window.worker == earlier.worker) and window.from < later.began
-      and window.to > earlier.began and later.began < window.to + GRACE_SECS then
-      return true
+-- Could the worker of `earlier` have lost its lease when `later` began?
+local function is_excused(earlier, later, evidence)
+  local since, away = later.began - evidence.lease_secs - GRACE_SECS, 0
+  for _, window in ipairs(evidence.windows) do
+    if window.worker == nil or window.worker == earlier.worker then
+      away = away + math.max(0, math.min(window.to, later.began) - math.max(window.from, since))
     end
   end
-  return false
+  return away >= evidence.lease_secs / 2
 end
 
 -- Two runs at a time. Of a run that did not return, the kernel's lock tells whether its process
 -- lived: one that found the message free proves that all before it were over. Of several that could
 -- hold it, each must be excused.
-local function find_overlaps(runs, windows, fail)
+local function find_overlaps(runs, evidence, fail)
   local excused, under_way = 0, {}
   for _, later in ipairs(runs) do
     local found, all_excused, still = false, true, {}
     for _, earlier in ipairs(under_way) do
       if earlier.ended and earlier.ended > later.began or not earlier.ended and later.held then
         found = true
-        all_excused = all_excused and is_excused(earlier, later, windows)
+        all_excused = all_excused and is_excused(earlier, later, evidence)
         table.insert(still, earlier)
       end
     end
@@ -235,7 +237,7 @@ function checker.prove(evidence)
         fail "is done, and no run of it returned"
       end
     end
-    figures.overlaps = figures.overlaps + find_overlaps(runs[id] or {}, evidence.windows or {}, fail)
+    figures.overlaps = figures.overlaps + find_overlaps(runs[id] or {}, evidence, fail)
   end
 
   if #problems > 0 then

@@ -34,7 +34,7 @@
 
 enum phase { LOADING, REGISTERING, RUNNING, REBORN, DRAINING, LEAVING, CLOSING };
 
-enum { WORK, LEASE, PUBLISH, LISTEN, LINKS };
+enum { WORK, LEASE, SWEEP, PUBLISH, LISTEN, LINKS };
 
 struct mill_runtime {
 	struct mill_runtime_options options;
@@ -303,6 +303,7 @@ static void on_manifest(const struct mill_manifest *manifest, void *context)
 		.loop = runtime->options.loop,
 		.store = runtime->store,
 		.link = runtime->links[LEASE],
+		.sweep_link = runtime->links[SWEEP],
 		.manifest = &runtime->manifest,
 		.lanes = runtime->lanes,
 		.generation = 1,
@@ -370,6 +371,7 @@ static void start_links(struct mill_runtime *runtime)
 	} links[LINKS] = {
 		[WORK] = { "work", MILL_USE_WORK, on_wake_link_up },
 		[LEASE] = { "lease", MILL_USE_LEASE, on_lease_link_up },
+		[SWEEP] = { "sweep", MILL_USE_SWEEP, NULL },
 		[PUBLISH] = { "publish", MILL_USE_PUBLISH, NULL },
 		[LISTEN] = { "listen", MILL_USE_LISTEN, on_wake_link_up },
 	};

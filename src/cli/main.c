@@ -43,8 +43,9 @@ int main(int argc, char **argv)
 		code = cli.command->run(&cli);
 	}
 	/* Output that was lost is a failure, unless the reader went away on purpose. */
-	if (fflush(stdout) != 0 && errno != EPIPE && code == MILL_EXIT_OK) {
-		mill_err_system(&err, errno, "cannot write the output");
+	bool lost = (fflush(stdout) != 0 && errno != EPIPE) || (ferror(stdout) && errno != EPIPE);
+	if (lost && code == MILL_EXIT_OK) {
+		mill_err_system(&err, errno ? errno : EIO, "cannot write the output");
 		code = mill_cli_fail(&err);
 	}
 	/* A thread may still wait for a database; the end of the process is its end. */

@@ -215,9 +215,12 @@ static int set_text(char **place, const struct mill_config_key *key, const struc
 	    (double)value->text_len > key->max || memchr(value->text, 0, value->text_len) != NULL)
 		return refuse(key, value, err);
 	char *copy = mill_strndup(value->text, value->text_len);
-	if (check_identifier(key, copy, err) != 0) {
+	char *clean = mill_policy_clean_text(value->text, value->text_len, value->text_len);
+	bool is_utf8 = strcmp(clean, copy) == 0;
+	free(clean);
+	if (!is_utf8 || check_identifier(key, copy, err) != 0) {
 		free(copy);
-		return -1;
+		return is_utf8 ? -1 : mill_err_set(err, MILL_ERR_CONFIG, "expected UTF-8 text");
 	}
 	free(*place);
 	*place = copy;

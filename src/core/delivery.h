@@ -35,6 +35,7 @@ struct mill_lane {
 	int32_t number; /* the ledger's lane, stamped on its rows */
 	const struct mill_manifest_lane *spec;
 	size_t running; /* deliveries of this lane, from the claim to the settlement */
+	size_t alone;   /* those of them that wait to run alone in an executor */
 	bool unclaimed; /* declared, but not served here (run --only) */
 };
 

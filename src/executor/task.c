@@ -123,6 +123,8 @@ static int resume(struct mill_task *task, int arguments)
 	tasks->options.vm->speaker = &task->speaker;
 
 	int status = lua_resume(task->co, arguments);
+	/* A hook belongs to the whole state: the next delivery is not to be called by it. */
+	lua_sethook(task->tasks->options.vm->L, NULL, 0, 0);
 
 	*quick = mill_clock_ns() - now < QUICK_NS;
 	tasks->options.vm->speaker = NULL;

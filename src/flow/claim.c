@@ -20,6 +20,8 @@
 #include "core/log.h"
 
 #define LANES_PER_CLAIM 64
+/* Of a lane's messages that run alone so many may wait when more is claimed. */
+#define ALONE_AHEAD 1
 #define FULL_SCAN_LEAST_NS 200000000u
 #define BACKOFF_LEAST_NS 50000000u
 #define BACKOFF_MOST_NS 1000000000u
@@ -427,6 +429,8 @@ void mill_claim_forget(struct mill_claim *claim)
 static size_t lane_room(const struct mill_lane *lane, size_t most)
 {
 	int64_t limit = lane->spec->options.concurrency;
+	if (lane->alone > ALONE_AHEAD)
+		return 0;
 	if (limit == 0)
 		return most;
 	size_t room = lane->running < (size_t)limit ? (size_t)limit - lane->running : 0;

@@ -56,19 +56,15 @@ size_t mill_dispatch_held(const struct mill_dispatch *dispatch)
 }
 
 /*
- * What waits to run alone takes no room from the others, who pass it by; but when it has become as
- * many as the executors hold, no more is claimed.
+ * What waits to run alone takes no room from the others, who pass it by: a lane that has some is
+ * not claimed for until they are through (see claim.c), which bounds them.
  */
 size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool *pool)
 {
-	size_t room = 0, capacity = 0;
-	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e)) {
+	size_t room = 0;
+	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e))
 		room += mill_executor_room(e);
-		capacity += mill_executor_room(e) + e->sent.len;
-	}
-	room = room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
-	capacity = capacity > dispatch->solo.len ? capacity - dispatch->solo.len : 0;
-	return room < capacity ? room : capacity;
+	return room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
 }
 
 /* ---- tickets ------------------------------------------------------------------------------- */
@@ -141,6 +137,7 @@ void mill_dispatch_take(struct mill_dispatch *dispatch, struct mill_delivery *de
 	delivery->ticket = issue_ticket(dispatch, delivery);
 	deliver->ticket = delivery->ticket;
 	mill_deliver_write(&delivery->frame, deliver);
+	delivery->lane->alone += runs_alone(delivery);
 	mill_delivery_move(delivery, NULL, waiting_list(dispatch, delivery), MILL_DELIVERY_CLAIMED);
 }
 
@@ -171,6 +168,7 @@ static void send_first(struct mill_dispatch *dispatch, struct mill_list *from,
 	mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data, delivery->frame.len);
 	mill_buffer_free(&delivery->frame);
 	slot_of(dispatch, delivery->ticket)->executor = executor;
+	delivery->lane->alone -= from == &dispatch->solo;
 	mill_delivery_move(delivery, from, &executor->sent, MILL_DELIVERY_SENT);
 	executor->delivered++;
 	dispatch->sent++;
@@ -196,6 +194,7 @@ static void finish(struct mill_dispatch *dispatch, struct mill_delivery *deliver
 {
 	return_ticket(dispatch, delivery->ticket);
 	mill_buffer_free(&delivery->frame);
+	delivery->lane->alone -= from == &dispatch->solo;
 	mill_delivery_move(delivery, from, NULL, MILL_DELIVERY_NEW);
 	mill_delivery_conclude(delivery, outcome, mill_clock_random());
 	dispatch->options.on_finished(delivery, dispatch->options.context);

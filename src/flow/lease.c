@@ -268,7 +268,8 @@ static void on_tick(uv_timer_t *timer)
 	double since = (double)(now - lease->renewed_ns) / SECOND_NS;
 	if (since > lease_secs(lease) / 3 - tick_secs(lease) / 2 && !lease->renewing)
 		renew(lease);
-	mill_sweep_turn(lease->sweep);
+	if (mill_link_is_up(lease->options.sweep_link))
+		mill_sweep_turn(lease->sweep);
 }
 
 static void on_leave_answer(struct mill_results *results, const struct mill_err *err, void *context)
@@ -304,7 +305,7 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 	lease->options = *options;
 	struct mill_sweep_options sweep_options = {
 		.store = options->store,
-		.link = options->link,
+		.link = options->sweep_link,
 		.lease_secs = lease_secs(lease),
 		.on_work = options->on_work,
 		.context = options->context,

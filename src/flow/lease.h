@@ -1,9 +1,9 @@
 /*
  * Lease: that this worker is known and alive, and what is done about those that are not.
  *
- * Registers lanes and worker, renews the lease, and keeps the sweeps going (sweep.h). All on a link
- * of its own, so that nothing a publisher or a locked row does can delay a renewal. Runtime
- * process.
+ * Registers lanes and worker and renews the lease, on a link of its own that touches neither the
+ * ledger nor what publishers do, so that no lock can delay a renewal; and keeps the sweeps going
+ * (sweep.h), on another. Runtime process.
  */
 #pragma once
 
@@ -16,6 +16,7 @@ struct mill_lease_options {
 	uv_loop_t *loop;
 	struct mill_store *store;
 	struct mill_link *link;               /* the lease link */
+	struct mill_link *sweep_link;         /* may wait for a lock; a renewal must not */
 	const struct mill_manifest *manifest; /* stays with the caller */
 	struct mill_lane *lanes; /* as many as the manifest's; their numbers are filled in */
 	uint32_t generation;

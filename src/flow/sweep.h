@@ -3,8 +3,8 @@
  *
  * Rows written by hand get their lane, messages of dead or unknown workers go back, finished ones
  * are pruned, lanes nobody declares any more are removed and what waits in them is failed. Each is
- * one statement on the lease link, in small batches; rows that somebody has locked are left for the
- * next time. Runtime process.
+ * one statement on a link of its own, in small batches; rows that somebody has locked are left for
+ * the next time, and a table that is locked is waited for. Runtime process.
  */
 #pragma once
 
@@ -14,7 +14,7 @@ struct mill_sweep;
 
 struct mill_sweep_options {
 	struct mill_store *store;
-	struct mill_link *link; /* the lease link */
+	struct mill_link *link; /* the sweep link */
 	double lease_secs;
 	/* Something became claimable in this topic. */
 	void (*on_work)(struct mill_span topic, void *context);

@@ -347,10 +347,12 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 
 	/* Dead workers that hold nothing any more; no parameters. */
 	[MILL_QUERY_BURY] = { "bury",
-		"DELETE FROM {schema}.worker AS w WHERE lease_until < clock_timestamp()"
-		" AND NOT EXISTS (SELECT FROM " TABLE " AS q WHERE q.processed_at IS NULL"
-		"  AND q.status = 'running' AND split_part(q.claimed_by, '#', 1) = w.id)"
-		" RETURNING w.id" },
+		"WITH dead AS MATERIALIZED ("
+		" SELECT w.id FROM {schema}.worker AS w WHERE w.lease_until < clock_timestamp()"
+		"  AND NOT EXISTS (SELECT FROM " TABLE " AS q WHERE q.processed_at IS NULL"
+		"   AND q.status = 'running' AND split_part(q.claimed_by, '#', 1) = w.id)"
+		" ORDER BY w.id FOR UPDATE OF w SKIP LOCKED)"
+		" DELETE FROM {schema}.worker AS w USING dead WHERE w.id = dead.id RETURNING w.id" },
 
 	/*
 	 * Done rows past their lane's retention, a range of message_finished per lane. Rows without a

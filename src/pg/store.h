@@ -31,7 +31,13 @@ void mill_store_free(struct mill_store *store);
 const char *mill_store_failed_hint(const struct mill_store *store);
 
 /* Which statements a link prepares. */
-enum mill_store_use { MILL_USE_WORK, MILL_USE_LEASE, MILL_USE_PUBLISH, MILL_USE_LISTEN };
+enum mill_store_use {
+	MILL_USE_WORK,
+	MILL_USE_LEASE,
+	MILL_USE_SWEEP,
+	MILL_USE_PUBLISH,
+	MILL_USE_LISTEN,
+};
 /* Fill in statements, statement_count and prepared of a link's options. */
 void mill_store_statements(const struct mill_store *store, enum mill_store_use use,
                            struct mill_link_options *options);
@@ -122,7 +128,8 @@ struct mill_span mill_store_published(const struct mill_results *results);
  */
 struct mill_span mill_store_unwanted(const struct mill_results *results);
 
-/* ---- lanes and leases, on the lease link ----------------------------------------------------- */
+/* ---- lanes and leases, on the lease link; sweeps, on the sweep link
+ * ----------------------------------------------------- */
 
 /*
  * Upsert the manifest's lanes and read their numbers. Another app's pair changes nothing. What is
