@@ -17,6 +17,12 @@ local source = require "tidemill.source"
 
 local SIGNATURE = ("\27"):byte()
 
+-- What was there before anything of the user's: a handler of such a name would never be looked for.
+local LIBRARIES = {}
+for name in pairs(package.loaded) do
+  LIBRARIES[name] = true
+end
+
 -- Everything one load works on.
 local Loading = {}
 Loading.__index = Loading
@@ -212,6 +218,10 @@ function Loading:module(name, keys)
   end
   self.modules[name] = false
   local path = package.searchpath(name, package.path)
+  if path and LIBRARIES[name] then
+    self:add(nil, ("%s: `%s` is the name of a library that is loaded already: rename this handler"):format(path, name))
+    return nil
+  end
   local ok, result = xpcall(require, render.value, name)
   if not ok then
     local message, absent = self:require_problem(path and with_whole_path(result, path) or result)

@@ -65,6 +65,7 @@ describe("an executor that loads config.lua", function()
       assert.same({ "config.lua:3: poll_sec: unknown key, did you mean `poll_secs`?" },
         problems "return {\n  batch = 5,\n  poll_sec = 3,\n}")
       assert.same({ "config.lua:1: zzz: unknown key" }, problems "return { zzz = 3 }")
+      assert.same({ "config.lua:1: app: expected UTF-8 text" }, problems 'return { app = "\\xff" }')
     end)
 
     it("that are wrong are all reported at once, in the order of the lines", function()

@@ -60,7 +60,9 @@ end
 
 local function start_worker(worker)
   local argv = { tidemill.binary, "run", "-c", worker.config, "--database", app.dsn }
-  worker.process = process.spawn { argv = argv, cwd = app.dir, stderr = LOGS and worker.log }
+  worker.starts = worker.starts + 1
+  local log = LOGS and ("%s/worker%d.%d"):format(LOGS, worker.number, worker.starts)
+  worker.process = process.spawn { argv = argv, cwd = app.dir, stderr = log }
   worker.start_at, worker.stopped_from, worker.ending, worker.hasty = nil, nil, nil, nil
 end
 
@@ -385,9 +387,7 @@ describe("a sweep of random faults", function()
     for i, lease in ipairs(LEASES) do
       local name = ("worker%d.lua"):format(i)
       app:write(name, (config:gsub('%["lease_secs"%] = %d+', '["lease_secs"] = ' .. lease)))
-      workers[i] = {
-        config = app.dir .. "/" .. name, start_at = 0, log = LOGS and ("%s/worker%d"):format(LOGS, i),
-      }
+      workers[i] = { number = i, config = app.dir .. "/" .. name, start_at = 0, starts = 0 }
     end
   end)
 

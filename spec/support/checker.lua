@@ -23,6 +23,12 @@ local GRACE_SECS = 3
 local MOST_SHOWN = 10
 local RECLAIMED = "the subscriber holding this message stopped responding"
 
+-- Its handler had the processor when its executor was killed: at its first instruction, perhaps,
+-- before it could record that it had begun.
+local function is_blame(text)
+  return text ~= nil and text:find("handler crashed its executor", 1, true) == 1
+end
+
 local LEGAL = {
   pending = { running = true, discarded = true },
   running = { pending = true, done = true, failed = true, discarded = true },
@@ -38,7 +44,7 @@ local function trail(steps, runs)
   for _, run in ipairs(runs or {}) do
     table.insert(lines, ("    run %s, attempt %d in worker %d: %.6f to %s%s"):format(
       run.run, run.attempt, run.worker, run.began, run.ended and ("%.6f"):format(run.ended) or "its death",
-      run.held and ", while another held the message" or ""))
+      next(run.held) and ", while others held the message" or ""))
   end
   return table.concat(lines, "\n")
 end
@@ -74,7 +80,7 @@ local function read_steps(steps, fail)
       end
       tokens[step.claimed_by] = true
       local key = key_of(step.attempts, worker_of(step.claimed_by))
-      holds[key] = holds[key] or { claims = 0, refunds = 0, reclaims = 0, done = false, runs = {} }
+      holds[key] = holds[key] or { claims = 0, refunds = 0, reclaims = 0, blames = 0, done = false, runs = {} }
       hold = holds[key]
       hold.claims = hold.claims + 1
     else
@@ -84,6 +90,7 @@ local function read_steps(steps, fail)
       end
       hold.refunds = hold.refunds + refund
       hold.reclaims = hold.reclaims + (step.error == RECLAIMED and refund == 0 and 1 or 0)
+      hold.blames = hold.blames + (step.became == "pending" and is_blame(step.error) and refund == 0 and 1 or 0)
       hold.done = hold.done or step.became == "done"
     end
   end
@@ -110,7 +117,7 @@ local function match_runs(runs, holds, max_attempts, fail)
       fail(("was started %d times as attempt %s, and claimed %d times"):format(started, key, hold.claims))
     end
     local unstarted = hold.claims - hold.refunds - started
-    if unstarted > hold.reclaims then
+    if unstarted > hold.reclaims + hold.blames then
       fail(("lost an attempt (%s) in which it was not started"):format(key))
     end
     counted = counted + math.max(0, started - hold.refunds)
@@ -142,28 +149,20 @@ local function is_excused(earlier, later, evidence)
 end
 
 -- Two runs at a time. Of a run that did not return, the kernel's lock tells whether its process
--- lived: one that found the message free proves that all before it were over. Of several that could
--- hold it, each must be excused.
+-- lived.
 local function find_overlaps(runs, evidence, fail)
-  local excused, under_way = 0, {}
-  for _, later in ipairs(runs) do
-    local found, all_excused, still = false, true, {}
-    for _, earlier in ipairs(under_way) do
-      if earlier.ended and earlier.ended > later.began or not earlier.ended and later.held then
-        found = true
-        all_excused = all_excused and is_excused(earlier, later, evidence)
-        table.insert(still, earlier)
+  local excused = 0
+  for i, later in ipairs(runs) do
+    for j = 1, i - 1 do
+      local earlier = runs[j]
+      if not (earlier.ended and earlier.ended > later.began or not earlier.ended and later.held[earlier.run]) then
+        -- It was over.
+      elseif is_excused(earlier, later, evidence) then
+        excused = excused + 1
+      else
+        fail(("was run twice at a time: run %s began during run %s"):format(later.run, earlier.run))
       end
     end
-    if later.held and not found then
-      fail "was held by a run that had returned"
-    elseif found and not all_excused then
-      fail(("was run twice at a time: run %s began during another"):format(later.run))
-    elseif found then
-      excused = excused + 1
-    end
-    under_way = still
-    table.insert(under_way, later)
   end
   return excused
 end

@@ -4,12 +4,12 @@
 -- Each run of a handler appends a line when it begins and one when it returns, to a file in the
 -- app's folder that outlives every process:
 --
---   begin ID ATTEMPT RUN EXECUTOR WORKER AT free|held
+--   begin ID ATTEMPT RUN EXECUTOR WORKER AT SLOT…
 --   end   ID ATTEMPT RUN EXECUTOR WORKER AT
 --
 -- RUN is unique, EXECUTOR and WORKER are pids, AT is monotonic. From its begin to its end, or to
--- the death of its process, a run holds a lock on its message that the kernel keeps: `held` says
--- that another run of the message had it.
+-- the death of its process, a run holds a lock in one of its message's slots, which the kernel
+-- keeps. SLOT… are those in which other runs of the message had theirs.
 
 local ffi = require "ffi"
 local folder = require "spec.support.folder"
@@ -43,7 +43,8 @@ ffi.cdef [=[
 
 local C = ffi.C
 local O_WRONLY, O_CREAT, O_APPEND, O_CLOEXEC = 1, 0x40, 0x400, 0x80000
-local F_OFD_SETLK, F_WRLCK, CLOCK_MONOTONIC = 37, 1, 1
+local F_OFD_GETLK, F_OFD_SETLK, F_WRLCK, F_UNLCK, CLOCK_MONOTONIC = 36, 37, 1, 2, 1
+local SLOTS = 4096
 
 local witness = { pid = C.witness_getpid(), worker = C.witness_getppid() }
 
@@ -83,14 +84,29 @@ function witness.hold_until(name)
   end
 end
 
--- One byte of the file `locks`, far beyond its end, stands for a message. The lock belongs to the
--- descriptor: the kernel drops it when the run closes it or its process is gone.
-local function lock(id)
-  local digits = id:gsub("-", ""):sub(-15)
+-- Each message has SLOTS bytes of the file `locks`, far beyond its end; a run takes one. The lock
+-- belongs to the descriptor: the kernel drops it when the run closes it or its process is gone.
+-- Returns the descriptor, and the slots that others have.
+local function lock(id, number)
+  local digits = id:gsub("-", ""):sub(-12)
+  local base = (tonumber(digits:sub(1, 4), 16) * 0x100000000LL + tonumber(digits:sub(5), 16)) * SLOTS
   local fd = open("locks", 0)
   local range = ffi.new("struct witness_lock", { type = F_WRLCK, len = 1 })
-  range.start = ffi.cast("long", tonumber(digits:sub(1, 7), 16)) * 0x100000000LL + tonumber(digits:sub(8), 16)
-  return fd, C.witness_fcntl(fd, F_OFD_SETLK, range) == 0
+  range.start = base + (witness.pid * 64 + number) % SLOTS
+  assert(C.witness_fcntl(fd, F_OFD_SETLK, range) == 0, "a slot of the witness is taken")
+  local others, from = {}, 0
+  while from < SLOTS do
+    local found = ffi.new("struct witness_lock", { type = F_WRLCK, len = SLOTS - from })
+    found.start = base + from
+    assert(C.witness_fcntl(fd, F_OFD_GETLK, found) == 0)
+    if found.type == F_UNLCK then
+      break
+    end
+    from = tonumber(found.start - base)
+    table.insert(others, " " .. from)
+    from = from + 1
+  end
+  return fd, table.concat(others)
 end
 
 local last = 0
@@ -105,8 +121,8 @@ function witness.recorded(handler)
   return function(payload, ctx)
     last = last + 1
     local run = witness.pid .. "." .. last
-    local fd, free = lock(ctx.message_id)
-    tell("begin", ctx, run, free and " free" or " held")
+    local fd, others = lock(ctx.message_id, last)
+    tell("begin", ctx, run, others)
     handler(payload, ctx)
     tell("end", ctx, run, "")
     C.witness_close(fd)
@@ -186,22 +202,34 @@ function witness.publish(app, count)
   return ids
 end
 
--- All runs, in the order of their begin: { id, attempt, run, executor, worker, began, held, ended },
--- `ended` nil when the handler did not return.
+local SLOTS = 4096
+
+-- All runs, in the order of their begin: { id, attempt, run, executor, worker, began, held, ended }.
+-- `ended` is nil when the handler did not return; `held` has the earlier runs of its message that
+-- were under way, as far as locks tell: their `run` → true.
 function witness.runs(app)
   local ok, text = pcall(folder.read, app.dir .. "/runs")
-  local list, by_run = {}, {}
+  local list, by_run, by_slot = {}, {}, {}
   for line in (ok and text or ""):gmatch "[^\n]+" do
-    local what, id, attempt, run, executor, worker, at, lock =
-      line:match "^(%l+) (%S+) (%d+) (%S+) (%d+) (%d+) (%S+) ?(%l*)$"
+    local what, id, attempt, name, executor, worker, at, slots =
+      line:match "^(%l+) (%S+) (%d+) (%S+) (%d+) (%d+) (%S+)(.*)$"
     if what == "begin" then
-      by_run[run] = {
-        id = id, attempt = tonumber(attempt), run = run, executor = tonumber(executor), worker = tonumber(worker),
-        began = tonumber(at), held = lock == "held",
+      local run = {
+        id = id, attempt = tonumber(attempt), run = name, executor = tonumber(executor), worker = tonumber(worker),
+        began = tonumber(at), held = {},
       }
-      table.insert(list, by_run[run])
+      by_slot[id] = by_slot[id] or {}
+      for slot in slots:gmatch "%d+" do
+        local holder = by_slot[id][tonumber(slot)]
+        if holder then
+          run.held[holder] = true
+        end
+      end
+      by_slot[id][(run.executor * 64 + tonumber(name:match "%d+$")) % SLOTS] = name
+      by_run[name] = run
+      table.insert(list, run)
     elseif what == "end" then
-      by_run[run].ended = tonumber(at)
+      by_run[name].ended = tonumber(at)
     else
       error("a line of the witness cannot be read: " .. line)
     end
