@@ -155,11 +155,10 @@ local function find_overlaps(runs, evidence, fail)
   for i, later in ipairs(runs) do
     for j = 1, i - 1 do
       local earlier = runs[j]
-      if not (earlier.ended and earlier.ended > later.began or not earlier.ended and later.held[earlier.run]) then
-        -- It was over.
-      elseif is_excused(earlier, later, evidence) then
+      local overlaps = earlier.ended and earlier.ended > later.began or not earlier.ended and later.held[earlier.run]
+      if overlaps and is_excused(earlier, later, evidence) then
         excused = excused + 1
-      else
+      elseif overlaps then
         fail(("was run twice at a time: run %s began during run %s"):format(later.run, earlier.run))
       end
     end

@@ -209,7 +209,7 @@ local SLOTS = 4096
 -- were under way, as far as locks tell: their `run` → true.
 function witness.runs(app)
   local ok, text = pcall(folder.read, app.dir .. "/runs")
-  local list, by_run, by_slot = {}, {}, {}
+  local list, by_name, by_slot = {}, {}, {}
   for line in (ok and text or ""):gmatch "[^\n]+" do
     local what, id, attempt, name, executor, worker, at, slots =
       line:match "^(%l+) (%S+) (%d+) (%S+) (%d+) (%d+) (%S+)(.*)$"
@@ -226,10 +226,11 @@ function witness.runs(app)
         end
       end
       by_slot[id][(run.executor * 64 + tonumber(name:match "%d+$")) % SLOTS] = name
-      by_run[name] = run
+      by_name[name] = run
       table.insert(list, run)
     elseif what == "end" then
-      by_run[name].ended = tonumber(at)
+      local run = by_name[name]
+      run.ended = tonumber(at)
     else
       error("a line of the witness cannot be read: " .. line)
     end

@@ -51,6 +51,9 @@ static void end(struct mill_worker *worker, int exit_code)
 		return;
 	worker->ended = true;
 	worker->exit_code = exit_code;
+	/* A further signal has nothing left to stop, and must not end the process in its way out.
+	 */
+	mill_signals_hold();
 	uv_handle_t *handles[] = { (uv_handle_t *)&worker->terminate,
 		                   (uv_handle_t *)&worker->interrupt,
 		                   (uv_handle_t *)&worker->hangup, (uv_handle_t *)&worker->retry,
