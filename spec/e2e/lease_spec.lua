@@ -51,7 +51,7 @@ describe("a worker", function()
 
   it("killed leaves no process behind, whatever its handlers do", function()
     local app = new_app({ executors = 3, lease_secs = 300 }, [[
-      if payload.n == 1 then while true do end end
+      if payload.n == 3 then while true do end end
       tidemill.sleep(3600)
     ]])
     local worker = app:start()

@@ -29,8 +29,13 @@
 #define NEVER UINT64_MAX
 #define SECOND_NS 1e9
 
-/* When a claim whose answer was lost is undone: at once, and again, in case it commits late. */
-static const double undo_after_secs[] = { 0, 2, 10, 60 };
+/*
+ * When a claim whose answer was lost is undone: at once, and again and again, each so long after
+ * the last, because it may commit late. After an interruption of the network, the kernel delivers
+ * what a closed connection had still to send, a quarter of an hour later at the most. A row claimed
+ * so would be held for as long as this worker lives.
+ */
+static const double undo_after_secs[] = { 0, 2, 10, 60, 300, 900 };
 
 struct lane_state {
 	struct mill_link_node node; /* in ready or idle */
