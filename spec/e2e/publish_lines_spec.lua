@@ -168,13 +168,12 @@ describe("publish --lines that cannot begin", function()
   end
 
   it("says how far it came when the connection is lost", function()
-    process.run { "mkfifo", app.dir .. "/pipe" }
+    process.run { "mkfifo", app.dir .. "/pipe", app.dir .. "/go" }
     local publisher = app:spawn("publish", "--lines", "a", app.dir .. "/pipe")
     local writer = process.spawn {
       "sh", "-c", [[exec >"$0"; cat "$1"; read line <"$2"; cat "$1"]], app.dir .. "/pipe",
       app:write("messages", numbered(1, 500)), app.dir .. "/go",
     }
-    process.run { "mkfifo", app.dir .. "/go" }
     app:wait_until(function()
       return payloads() ~= "[]"
     end, 30, "the first batch is published")
