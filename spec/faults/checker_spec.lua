@@ -12,9 +12,13 @@ local function evidence(change)
     rows = { { id = ID, status = "done", attempts = "1" } },
     steps = {
       [ID] = {
-        { became = "pending", attempts = 0 },
-        { was = "pending", became = "running", attempts_were = 0, attempts = 1, claimed_by = "host-100-aa#1" },
-        { was = "running", became = "done", attempts_were = 1, attempts = 1, claimed_by = "host-100-aa#1" },
+        { became = "pending", attempts = 0, at = 9 },
+        {
+          was = "pending", became = "running", attempts_were = 0, attempts = 1, claimed_by = "host-100-aa#1", at = 9.9,
+        },
+        {
+          was = "running", became = "done", attempts_were = 1, attempts = 1, claimed_by = "host-100-aa#1", at = 11.1,
+        },
       },
     },
     runs = {
@@ -32,10 +36,15 @@ end
 local function run_again(found, steps, runs, began)
   steps[3] = {
     was = "running", became = "pending", attempts_were = 1, attempts = 1, claimed_by = "host-100-aa#1",
-    error = "the subscriber holding this message stopped responding",
+    error = "the subscriber holding this message stopped responding", at = began - 0.2,
   }
-  steps[4] = { was = "pending", became = "running", attempts_were = 1, attempts = 2, claimed_by = "host-101-bb#1" }
-  steps[5] = { was = "running", became = "done", attempts_were = 2, attempts = 2, claimed_by = "host-101-bb#1" }
+  steps[4] = {
+    was = "pending", became = "running", attempts_were = 1, attempts = 2, claimed_by = "host-101-bb#1",
+    at = began - 0.1,
+  }
+  steps[5] = {
+    was = "running", became = "done", attempts_were = 2, attempts = 2, claimed_by = "host-101-bb#1", at = began + 1.1,
+  }
   found.rows[1].attempts = "2"
   runs[2] = { id = ID, attempt = 2, run = "201.1", executor = 201, worker = 101, began = began, ended = began + 1,
     held = began < 11 and { ["200.1"] = true } or {} }
@@ -73,8 +82,10 @@ describe("the checker", function()
       found.may_fail = true
       steps[3].became, found.rows[1].status = "failed", "failed"
     end },
-    { "a done message that never ran", "no run returned", function(_, _, runs) runs[1] = nil end },
-    { "a done message whose run did not return", "no run returned", function(_, _, runs) runs[1].ended = nil end },
+    { "a done message that never ran", "no run of it returned", function(_, _, runs) runs[1] = nil end },
+    { "a done message whose run did not return", "no run had returned", function(_, _, runs) runs[1].ended = nil end },
+    { "a message done before its run returned", "no run had returned", function(_, steps) steps[3].at = 10.5 end },
+    { "a run before its claim", "which never claimed it so", function(_, steps) steps[2].at = 10.5 end },
     { "done said by another attempt than the one that returned", "which never claimed it so", function(_, _, runs)
       runs[1].worker = 101
     end },
@@ -100,7 +111,8 @@ describe("the checker", function()
     end },
     { "a step out of nowhere", "does not follow the one before", function(_, steps) steps[3].was = "pending" end },
     { "a finished message that came back", "went from done to running", function(found, steps)
-      steps[4] = { was = "done", became = "running", attempts_were = 1, attempts = 1, claimed_by = "host-100-aa#2" }
+      steps[4] = { was = "done", became = "running", attempts_were = 1, attempts = 1, claimed_by = "host-100-aa#2",
+        at = 12 }
       found.rows[1].status = "running"
     end },
     { "more starts than allowed", "at most 1 are allowed", function(found, steps, runs)

@@ -7,23 +7,29 @@
 local checker = require "spec.support.checker"
 local clock = require "spec.support.clock"
 local cluster = require "spec.support.cluster"
+local folder = require "spec.support.folder"
 local pg = require "spec.support.pg"
 local tidemill = require "spec.support.tidemill"
 local witness = require "spec.support.witness"
+
+setup(function()
+  assert(folder.read(tidemill.binary):find("TIDEMILL_KILL_AT", 1, true),
+    tidemill.binary .. " has no kill points: test a debug or sanitizer build")
+end)
 
 after_each(tidemill.close_all)
 
 local KILL = 9
 
 -- Everything is finished and proven. `expect`: figures that are known beforehand.
-local function prove(app, ids, expect)
+-- `windows`: as the checker's; without them no overlap is excused.
+local function prove(app, ids, expect, windows)
   witness.wait_until_finished(app)
   local figures = checker.prove {
     committed = ids, rows = app:ledger(), runs = witness.runs(app), steps = witness.steps(app.db),
-    max_attempts = app.max_attempts, windows = {}, lease_secs = 1,
+    max_attempts = app.max_attempts, windows = windows or {}, lease_secs = 1,
   }
   assert.equal(#ids, figures.messages)
-  assert.equal(0, figures.overlaps)
   for name, value in pairs(expect or {}) do
     assert.equal(value, figures[name], name)
   end
@@ -132,6 +138,62 @@ describe("a runtime killed", function()
       wait_until_forgotten(app, 1)
     end)
   end
+end)
+
+-- ---- a runtime that was thought dead ------------------------------------------------------------
+
+-- It was stopped in the middle of what it did, until its messages were another's. Going on, it does
+-- the rest.
+describe("a runtime stopped beyond its lease", function()
+  local function wait_until_stopped(app, worker, point)
+    app:wait_until(function()
+      return witness.is_stopped(worker.pid)
+    end, 30, "the worker passes the point " .. point)
+  end
+
+  for _, case in ipairs {
+    { "before a claim", "claim_begin" },
+    { "when a claim is answered", "claim_answered" },
+    { "after it handed out deliveries", "deliveries_sent" },
+    { "before outcomes are sent", "settle_begin" },
+    { "when outcomes are answered", "settle_answered" },
+  } do
+    it(case[1] .. " harms nothing when it goes on", function()
+      local app = witness.app {
+        -- The other's runs are still under way when the first goes on.
+        body = 'if ctx.attempts > 1 then witness.wait_for "go" else tidemill.sleep(0.1) end',
+      }
+      local ids = witness.publish(app, 10)
+      local first = app:spawn { "run", env = { TIDEMILL_STOP_AT = case[2] } }
+      wait_until_stopped(app, first, case[2])
+      local from = clock.now()
+      app:start()
+      app:wait_until(function()
+        return app.db:value([[select 1 having not exists (select from tidemill.queue_message
+          where status = 'pending' or claimed_by ~ ('-' || $1::text || '-[^-]*$'))]], first.pid) == "1"
+      end, 30, "the other has taken all messages")
+      wait_until_forgotten(app, 1)
+      first:kill "CONT"
+      local to = clock.now()
+      first:wait_for "event=lease_over.*event=registered"
+      -- What it still had to say, it has said.
+      clock.sleep(0.2)
+      app:write("go", "")
+      prove(app, ids, nil, { { worker = first.pid, from = from, to = to } })
+    end)
+  end
+
+  it("claims in its old name, and the claim is reclaimed", function()
+    local app = witness.app {}
+    local first = app:spawn { "run", env = { TIDEMILL_STOP_AT = "claim_begin" } }
+    wait_until_stopped(app, first, "claim_begin")
+    local second = app:start()
+    wait_until_forgotten(app, 1)
+    app:stop(second)
+    local ids = witness.publish(app, 5)
+    first:kill "CONT"
+    prove(app, ids, { reclaims = 5, runs = 5 })
+  end)
 end)
 
 -- ---- an executor --------------------------------------------------------------------------------

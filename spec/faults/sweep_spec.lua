@@ -36,6 +36,14 @@ local BODY = [[
   end
 ]]
 
+-- A server that takes its time, so that faults find statements under way.
+local SLOW = [[
+  create function audit.linger() returns trigger language plpgsql as
+    $$ begin perform pg_sleep(random() * 0.02); return null; end $$;
+  create trigger lingers after update on tidemill.queue_message
+    for each statement execute function audit.linger();
+]]
+
 -- ---- the scene ----------------------------------------------------------------------------------
 
 local server, app, workers, published, windows, random
@@ -382,6 +390,7 @@ describe("a sweep of random faults", function()
         executors = 2, concurrency = 16, batch = 20, poll_secs = 2, shutdown_secs = 5,
       },
     }
+    app.db:exec(SLOW)
     app.db:close()
     local config = io.open(app.config_path):read "*a"
     for i, lease in ipairs(LEASES) do

@@ -12,7 +12,9 @@
 -- keeps. SLOT… are those in which other runs of the message had theirs.
 
 local ffi = require "ffi"
+local clock = require "spec.support.clock"
 local folder = require "spec.support.folder"
+local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 
 if not pcall(ffi.typeof, "struct spec_witness_declared") then
@@ -263,18 +265,44 @@ function witness.wait_until_finished(app, secs)
   end, secs or 60, "all messages are finished")
 end
 
+-- What to add to a monotonic time to get the server's.
+local function server_offset(db)
+  local best, offset = math.huge, nil
+  for _ = 1, 5 do
+    local before = clock.now()
+    local server = tonumber(db:value "select extract(epoch from clock_timestamp())")
+    local after = clock.now()
+    if after - before < best then
+      best, offset = after - before, server - (before + after) / 2
+    end
+  end
+  return offset
+end
+
 -- Every state each message went through, in order: id → list of { was, became, attempts_were,
--- attempts, claimed_by, error, at }.
+-- attempts, claimed_by, error, at }, `at` on the clock of the runs.
 function witness.steps(db)
+  local offset = server_offset(db)
   local steps = {}
-  local rows = db:query [[select id, was, became, attempts_were, attempts, claimed_by, error, at::text
-    from audit.step order by n]]
+  local rows = db:query [[select id, was, became, attempts_were, attempts, claimed_by, error,
+    extract(epoch from at) as at from audit.step order by n]]
   for _, row in ipairs(rows) do
     row.attempts_were, row.attempts = tonumber(row.attempts_were), tonumber(row.attempts)
+    row.at = tonumber(row.at) - offset
     steps[row.id] = steps[row.id] or {}
     table.insert(steps[row.id], row)
   end
   return steps
+end
+
+-- Whether a process among our descendants is stopped.
+function witness.is_stopped(pid)
+  for _, child in ipairs(process.children()) do
+    if child.pid == pid then
+      return child.state == "T"
+    end
+  end
+  return false
 end
 
 -- Sends a signal to a process that is not ours to wait for; false when it is gone.

@@ -565,6 +565,8 @@ static void begin_closing(struct mill_runtime *runtime)
 static void on_turn(uv_prepare_t *prepare)
 {
 	struct mill_runtime *runtime = mill_container_of(prepare, struct mill_runtime, turn);
+	if (runtime->lease != NULL)
+		mill_lease_check(runtime->lease);
 	check_rebirth(runtime);
 	check_idle(runtime);
 	check_drained(runtime);

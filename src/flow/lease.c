@@ -80,22 +80,30 @@ static void die(struct mill_lease *lease, const char *reason)
 
 static void on_end(uv_timer_t *timer);
 
-/* The loop's idea of now may be older than the clock's: a timer that fires early is set again. */
-static void set_end(struct mill_lease *lease)
+static uint64_t end_ns(const struct mill_lease *lease)
 {
-	uint64_t now = mill_clock_ns();
-	uint64_t end = lease->renewed_ns + (uint64_t)(own_lease_secs(lease) * SECOND_NS);
-	if (now >= end)
-		die(lease, "it could not be renewed in time");
-	else
-		uv_timer_start(&lease->end, on_end, (end - now) / 1000000 + 1, 0);
+	return lease->renewed_ns + (uint64_t)(own_lease_secs(lease) * SECOND_NS);
 }
 
+void mill_lease_check(struct mill_lease *lease)
+{
+	if (lease->state == ALIVE && mill_clock_ns() >= end_ns(lease))
+		die(lease, "it could not be renewed in time");
+}
+
+static void set_end(struct mill_lease *lease)
+{
+	mill_lease_check(lease);
+	if (lease->state != ALIVE)
+		return;
+	uint64_t now = mill_clock_ns(), end = end_ns(lease);
+	uv_timer_start(&lease->end, on_end, end > now ? (end - now) / 1000000 + 1 : 0, 0);
+}
+
+/* The loop's idea of now may be older than the clock's: a timer that fires early is set again. */
 static void on_end(uv_timer_t *timer)
 {
-	struct mill_lease *lease = mill_container_of(timer, struct mill_lease, end);
-	if (lease->state == ALIVE)
-		set_end(lease);
+	set_end(mill_container_of(timer, struct mill_lease, end));
 }
 
 /* ---- registration -------------------------------------------------------------------------- */

@@ -40,6 +40,11 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options);
 void mill_lease_register(struct mill_lease *lease);
 const char *mill_lease_worker_id(const struct mill_lease *lease);
 
+/*
+ * Before anything is done in the name of this worker: its lease may have ended while the process
+ * was stopped. Once a turn of the loop.
+ */
+void mill_lease_check(struct mill_lease *lease);
 /* The link came up: renew, register, sweep. */
 void mill_lease_link_up(struct mill_lease *lease);
 
