@@ -22,6 +22,10 @@ local await = {}
 
 -- Why an op cannot be waited for where the caller stands.
 local function refusal(op)
+  if host.plain then
+    return format("`%s` works only inside of a handler: elsewhere connect first (tidemill.connect), and use the "
+      .. "functions of the connection", op)
+  end
   if not host.running() then
     return format("`%s` works only while a handler runs, not while config.lua and modules are loaded", op)
   end

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "core/uuid.h"
+#include "executor/host.h"
 #include "executor/json.h"
 #include "executor/json_number.h"
 #include "executor/json_value.h"
@@ -153,6 +154,14 @@ static int l_now(lua_State *L)
 	return 1;
 }
 
+/* host() → a new table of what modules ask of their program, for one that is no executor. */
+static int l_host(lua_State *L)
+{
+	lua_newtable(L);
+	mill_host_open(L, NULL);
+	return 1;
+}
+
 __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 {
 	static const luaL_Reg functions[] = {
@@ -163,6 +172,7 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 		{ "is_decimal", l_is_decimal },
 		{ "uuid", l_uuid },
 		{ "now", l_now },
+		{ "host", l_host },
 	};
 	mill_json_open(L);
 	lua_createtable(L, 0, 12);

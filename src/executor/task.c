@@ -365,7 +365,7 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 	task->lane = &loaded->manifest.lanes[deliver->lane];
 	task->deadline_ns = 0;
 	mill_uuid_text(deliver->id, task->message_id);
-	task->speaker = (struct mill_vm_speaker){
+	task->speaker = (struct mill_speaker){
 		.message_id = task->message_id,
 		.topic = task->lane->topic,
 		.subscriber = task->lane->subscriber,

@@ -14,19 +14,11 @@
 #include <lua.h>
 
 #include "core/err.h"
-#include "core/frame.h"
-
-/* Whom a line that a handler logs is about. */
-struct mill_vm_speaker {
-	const char *message_id;
-	const char *topic, *subscriber;
-	uint32_t attempt;
-};
+#include "executor/host.h"
 
 struct mill_vm {
 	lua_State *L;
-	const struct mill_vm_speaker *speaker; /* the delivery that runs, or NULL */
-	struct mill_buffer scratch;
+	const struct mill_speaker *speaker; /* the delivery that runs, or NULL */
 };
 
 /* Make the state. `vm` must not move afterwards. */
