@@ -17,14 +17,19 @@ fi
 folder=$(mktemp -d)
 worker=
 trap '[ -z "$worker" ] || kill "$worker" 2>/dev/null; rm -rf "$folder"' EXIT
-cat >"$folder/config.lua" <<'END'
-local tidemill = require "tidemill"
-return {
-  poll_secs = 3600,
-  executors = 2,
-  subscribe = { backlog = { nap = function() tidemill.sleep(2) end } },
+
+# config EXECUTORS CONCURRENCY SECS: handlers that sleep for SECS.
+config() {
+	cat >"$folder/config.lua" <<-END
+	local tidemill = require "tidemill"
+	return {
+	  poll_secs = 3600,
+	  executors = $1,
+	  concurrency = $2,
+	  subscribe = { backlog = { nap = function() tidemill.sleep($3) end } },
+	}
+	END
 }
-END
 
 dropdb --if-exists tidemill_memory 2>/dev/null
 createdb tidemill_memory
@@ -44,6 +49,7 @@ show() {
 	echo
 }
 
+config 2 64 2
 start
 show idle
 kill "$worker" && wait "$worker"
@@ -54,4 +60,11 @@ sleep 10
 show "with $(psql -qAt -d tidemill_memory -c "select count(*) from tidemill.queue_message
 	where status = 'pending'") pending, 128 handlers asleep"
 kill "$worker" && wait "$worker"
+config 1 1000 3600
+start
+sleep 3
+show "$(psql -qAt -d tidemill_memory -c "select count(*) from tidemill.queue_message
+	where status = 'running'") handlers asleep in one executor"
+# The second signal does not wait for the handlers.
+kill "$worker" && sleep 0.2 && kill "$worker" && wait "$worker" || true
 worker=

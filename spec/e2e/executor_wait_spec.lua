@@ -12,6 +12,13 @@ local function outcome_of(body, fields)
   return executor.with_handler(body):handle(fields)
 end
 
+local function resident_kb(pid)
+  local file = assert(io.open(("/proc/%d/status"):format(pid)))
+  local text = file:read "*a"
+  file:close()
+  return tonumber(text:match "VmRSS:%s*(%d+) kB")
+end
+
 describe("an executor", function()
   after_each(executor.stop_all)
 
@@ -30,6 +37,21 @@ describe("an executor", function()
       run:flush()
       for _, ticket in ipairs(tickets) do
         assert.equal("done", run:outcome(ticket).kind)
+      end
+    end)
+
+    it("while a thousand sleep, and needs less than 60 MB for them", function()
+      local run = start('ctx:log("asleep") tidemill.sleep(600)', { settings = "timeout_secs = 700," })
+      for i = 1, 1000 do
+        run:prepare { payload = ('{"number": %d, "text": %q}'):format(i, ("x"):rep(1000)) }
+      end
+      run:flush()
+      run:wait_for(function()
+        return select(2, run.process:stderr():gsub("asleep", "")) == 1000
+      end, "all to sleep")
+      -- A build with sanitizers keeps what was freed.
+      if not os.getenv "TIDEMILL_TEST_CHILD_ASAN_OPTIONS" then
+        assert.is_true(resident_kb(run.process.pid) < 60 * 1024)
       end
     end)
 
