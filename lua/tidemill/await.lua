@@ -22,7 +22,7 @@ local await = {}
 
 -- Why an op cannot be waited for where the caller stands.
 local function refusal(op)
-  if host.plain then
+  if host.plain and not host.running() then
     return format("`%s` works only inside of a handler: elsewhere connect first (tidemill.connect), and use the "
       .. "functions of the connection", op)
   end

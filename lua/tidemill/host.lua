@@ -1,24 +1,58 @@
 -- `tidemill.host` of a program that is no executor: a producer, a script, a spec. An executor has its
--- own, made in C (src/executor/task_host.c), and never loads this file. No handler runs here, so
--- nothing can wait for a runtime.
+-- own, made in C (src/executor/task_host.c), and never loads this file.
+--
+-- No runtime is there to wait for. But a spec may run a handler (tidemill.testing): then `delivery` answers
+-- what the modules ask about the delivery that runs.
 
 local native = require "tidemill.native"
 
 -- topic, encode, log, log_threshold: the same everywhere.
 local host = native.host()
+local write_line, machine_clock = host.log, native.now
 
 -- Not in an executor.
 host.plain = true
 
--- What a wait yields first, if one could be begun here.
+-- The delivery that a spec runs, while it has the processor: lua/tidemill/testing/delivery.lua.
+host.delivery = nil
+
+-- What a wait yields first.
 host.wait = {}
 
 function host.running()
-  return false
+  return host.delivery ~= nil
 end
 
-function host.owns()
-  return false
+function host.owns(message_id)
+  return host.delivery ~= nil and host.delivery.message_id == message_id
+end
+
+function host.take()
+  return host.delivery:take()
+end
+
+function host.outcome()
+  return host.delivery:outcome()
+end
+
+function host.gather(item)
+  return host.delivery:gather(item)
+end
+
+function host.log(level, ...)
+  if host.delivery then
+    host.delivery:write(level, ...)
+  else
+    write_line(level, ...)
+  end
+end
+
+-- A spec's clock is its own.
+function host.now()
+  if host.delivery then
+    return host.delivery.now
+  end
+  return machine_clock()
 end
 
 return host

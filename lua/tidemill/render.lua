@@ -8,7 +8,8 @@ local host = require "tidemill.host"
 -- A handler may have changed the library's tables.
 local pcall, rawget, tostring, type = pcall, rawget, tostring, type
 local getmetatable, traceback = debug.getmetatable, debug.traceback
-local format, gsub, sub = string.format, string.gsub, string.sub
+local format, gsub, match, sub = string.format, string.gsub, string.match, string.sub
+local loaded = package.loaded
 
 -- The longest JSON shown of a table that was raised.
 local TABLE_BYTES = 1000
@@ -58,10 +59,30 @@ function render.value(value)
   return "the error is a " .. kind
 end
 
+-- In a plain program the library's modules are files; in an executor their chunks have the modules' names.
+local function is_own_file(path)
+  local name = match(path, "tidemill/([%w_/]+)%.lua$")
+  return name == "init" or (name ~= nil and loaded["tidemill." .. gsub(name, "/", ".")] ~= nil)
+end
+
+local function without_own_files(text, trace)
+  local path, rest = match(text, "^([^\n:]+):%d+: (.*)$")
+  if path and is_own_file(path) then
+    text = rest
+  end
+  trace = gsub(trace, "\n\t([^\n:]+):%d+: in function [^\n]*", function(place)
+    return is_own_file(place) and "" or nil
+  end)
+  return text, trace
+end
+
 -- What runs a delivery is of no interest to whoever reads a handler's traceback, nor is a position
 -- inside of it that a tail call left as the place of an error.
 local function without_internals(text, trace)
   text = gsub(text, "^tidemill[%w.]*:%d+: ", "")
+  if host.plain then
+    text, trace = without_own_files(text, trace)
+  end
   trace = gsub(trace, "\n\ttidemill[%w.]*:%d+: in function [^\n]*", "")
   trace = gsub(trace, "\n\t%[C%]: in function 'xpcall'$", "")
   return text .. trace

@@ -1,0 +1,295 @@
+-- tidemill.testing tells the truth: the same handlers are run by the real executor and by it, and must end the
+-- same way, with the same errors and tracebacks, publish the same messages, log the same texts and return the
+-- same values.
+
+local executor = require "spec.support.executor"
+local testing = require "tidemill.testing"
+local json = require "tidemill.json"
+
+-- Each case is the body of a handler, and what is special about its message: `payload` and `headers` as JSON,
+-- `attempts`, `max_attempts`, `priority`, `published_by`, `timeout_secs`. `like`: what the error holds, where the
+-- whole of it depends on how much stack there is.
+local CASES = {
+  -- ---- what it is given
+  { "returns nothing", "" },
+  { "returns a value", "return { 1, 'two', { three = 3 } }" },
+  { "returns false", "return false" },
+  { "returns an empty array", "return tidemill.array()" },
+  { "returns the payload", "return payload",
+    payload = '{"b": [], "a": {}, "n": null, "d": 12345678901234567890, "x": 0.1}' },
+  { "gets null", "return { payload == tidemill.null, type(payload) }", payload = "null" },
+  { "gets a text", "return payload .. '!'", payload = '"é\\n\\u0001"' },
+  { "gets a number", "return payload + 1", payload = "41.5" },
+  { "gets a decimal", "return { tostring(payload), tidemill.json.is_decimal(payload) }", payload = "1e400" },
+  { "gets true", "return not payload", payload = "true" },
+  { "gets nested arrays", "return { #payload, payload[2][1][1] }", payload = '[1, [["x"]], []]' },
+  { "gets a context", [[
+      local fields = {}
+      for name, value in pairs(ctx) do fields[name] = value end
+      fields.deadline, fields.raw = math.floor(fields.deadline - tidemill.now() + 0.5), nil
+      return fields]],
+    attempts = 3, max_attempts = 7, priority = -2, published_by = "ann", headers = '{"trace": "t1", "list": []}' },
+  { "gets no headers", "return { ctx.headers == nil, ctx.published_by }" },
+  { "finds no field of its own in ctx", "ctx.mark = 1 return rawget(ctx, 'mark')" },
+
+  -- ---- raising
+  { "raises a text", [[
+      local function deep() error("no stock") end
+      local function middle() deep() return 1 end
+      middle() return 1]] },
+  { "raises a text without a place", "error('plain', 0)" },
+  { "raises a number", "error(42)" },
+  { "raises nil", "error(nil)" },
+  { "raises false", "error(false)" },
+  { "raises a table", "error({ items = { 'a', { 5 } } })" },
+  { "raises a table that is no JSON", "error({ fn = print })" },
+  { "raises a function", "error(print)" },
+  { "raises null", "error(tidemill.null)" },
+  { "raises an object", "error(setmetatable({}, { __tostring = function() return 'my own' end }))" },
+  { "raises an object that cannot tell", "error(setmetatable({}, { __tostring = function() error 'again' end }))" },
+  { "raises an object that waits", "error(setmetatable({}, { __tostring = function() tidemill.sleep(1) end }))" },
+  { "raises a long text", "error(('é'):rep(20000), 0)" },
+  { "raises long bytes", "error(('\\128'):rep(20000), 0)" },
+  { "raises by assert", "assert(false, 'not so')" },
+  { "indexes nil", "return payload.a.b" },
+  { "calls nil", "payload.nothing()" },
+  { "raises on its last attempt", "error('last', 0)", attempts = 5 },
+  { "raises behind a wait", "tidemill.sleep(0) error('after', 0)" },
+  { "raises in a coroutine", "coroutine.wrap(function() tidemill.sleep(0) error('inner', 0) end)()" },
+  { "raises in a coroutine with a place", "coroutine.wrap(function() error('inner') end)()" },
+  { "catches an error", "return { pcall(error, 'caught', 0) }" },
+  { "runs out of stack", "local function f() return 1 + f() end f()", like = "stack overflow" },
+
+  -- ---- ending the delivery
+  { "retries", "ctx:retry(2.5, 'busy')" },
+  { "retries without a reason", "return ctx:retry(0)" },
+  { "retries where pcall would catch it", "pcall(ctx.retry, ctx, 2, 'busy') error 'went on'" },
+  { "retries on its last attempt", "ctx:retry(9, 'busy')", attempts = 5 },
+  { "snoozes", "ctx:snooze(60)" },
+  { "snoozes in a coroutine", "coroutine.wrap(function() ctx:snooze(60) end)() error 'went on'" },
+  { "discards", "ctx:discard('late')" },
+  { "discards without a reason", "ctx:discard()" },
+  { "discards inside of xpcall", "xpcall(function() ctx:discard('late') end, print) error 'went on'" },
+  { "retries without a time", "ctx:retry()" },
+  { "retries with a text for a time", "ctx:retry('5')" },
+  { "retries with a table for a reason", "ctx:retry(1, {})" },
+  { "snoozes for too long", "ctx:snooze(math.huge)" },
+  { "discards with a number", "ctx:discard(5)" },
+  { "discards by a dot", "ctx.discard('x')" },
+  { "discards inside of sort", "table.sort({ 3, 1, 2 }, function() ctx:discard() end)" },
+  { "yields by itself", "coroutine.yield(1)" },
+  { "yields nothing by itself", "coroutine.yield()" },
+  { "waits for an op that does not exist", "error(select(2, require('tidemill.await').op('dance')), 0)" },
+
+  -- ---- waiting
+  { "sleeps", "tidemill.sleep(0.01) return 'rested'" },
+  { "sleeps for no time", "tidemill.sleep(-1)" },
+  { "sleeps inside of gsub", "('x'):gsub('x', function() tidemill.sleep(0) end)" },
+  { "sleeps in a coroutine inside of gsub",
+    "('x'):gsub('x', function() coroutine.wrap(function() tidemill.sleep(0) end)() end)" },
+  { "waits inside of pcall, metamethods and iterators", [[
+      local slow = setmetatable({}, { __index = function(_, key) tidemill.sleep(0) return key end })
+      local list = { pcall(function() tidemill.sleep(0) return slow.x end) }
+      local function below_three(_, i) tidemill.sleep(0) i = (i or 0) + 1 return i < 3 and i or nil end
+      for i in below_three do list[#list + 1] = i end
+      return list]] },
+  { "waits in coroutines, beside their own yields", [[
+      local outer = coroutine.create(function(a)
+        local inner = coroutine.wrap(function() tidemill.sleep(0) coroutine.yield(1) tidemill.sleep(0) return 2 end)
+        local sum = a + inner()
+        local back = coroutine.yield(sum)
+        error("end " .. back .. inner(), 0)
+      end)
+      return { { coroutine.resume(outer, 5) }, { coroutine.resume(outer, "b") }, coroutine.status(outer) }]] },
+  { "exceeds its limit", "tidemill.sleep(60)", timeout_secs = 0.05 },
+  { "exceeds its limit deep down", "local function nap() tidemill.sleep(60) return 1 end nap() return 1",
+    timeout_secs = 0.05 },
+  { "exceeds its limit and goes on", [[
+      ctx:publish("a")
+      ctx:log(tostring(select(2, pcall(tidemill.sleep, 60))))
+      ctx:log("cleaned up")
+      tidemill.publish("b")
+      ctx:log("never")]], timeout_secs = 0.05 },
+  { "exceeds its limit in a coroutine", "coroutine.wrap(function() tidemill.sleep(60) end)()", timeout_secs = 0.05 },
+  { "exceeds its limit and returns", "pcall(tidemill.sleep, 60) return 1", timeout_secs = 0.05 },
+
+  -- ---- publishing
+  { "publishes with done", [[
+      ctx:publish("a.b", { x = 1 })
+      ctx:publish(" c ")
+      tidemill.sleep(0)
+      ctx:publish("d", tidemill.null)
+      ctx:publish("e", "text")]] },
+  { "carries who published it and the headers on", [[
+      ctx:publish("a")
+      ctx:publish("b", {}, { published_by = "bob", headers = { other = 1 } })
+      tidemill.publish("c")
+      tidemill.publish("d", {}, { published_by = "bob" })]], published_by = "ann", headers = '{"trace": "t1"}' },
+  { "publishes with every option", [[
+      ctx:publish("a", {}, { at = "2030-01-01T00:00:00Z", dedupe_key = "k", max_attempts = 3,
+        on_duplicate = "replace", priority = -9 })
+      ctx:publish("b", nil, { at = 1700000000.25 })
+      tidemill.publish("c", nil, { delay_secs = 1.5 })]] },
+  { "publishes and raises", "ctx:publish('a') tidemill.publish('b') error('x', 0)" },
+  { "publishes and retries", "ctx:publish('a') tidemill.publish('b') ctx:retry(1)" },
+  { "publishes and discards", "ctx:publish('a') tidemill.publish('b') ctx:discard()" },
+  { "publishes at once and looks at the reply", [[
+      local reply = tidemill.publish("a", payload)
+      return { #reply.id, reply.topic, reply.delivered, reply.duplicate }]] },
+  { "publishes decimals and arrays as they came", "ctx:publish('a', payload) tidemill.publish('b', payload)",
+    payload = '[12345678901234567890, [], {}, null]' },
+  { "publishes to no topic", "ctx:publish()" },
+  { "publishes to what is no topic", "tidemill.publish('not a topic!')" },
+  { "publishes a function", "ctx:publish('a', print)" },
+  { "publishes NaN", "tidemill.publish('a', { b = { 1, { c = 0/0 } } })" },
+  { "publishes with an unknown option", "ctx:publish('a', {}, { delay = 5 })" },
+  { "publishes with both times", "tidemill.publish('a', {}, { delay_secs = 1, at = 5 })" },
+  { "publishes with a time without a zone", "ctx:publish('a', {}, { at = '2030-01-01T08:00' })" },
+  { "publishes with a list for headers", "ctx:publish('a', {}, { headers = { 1 } })" },
+  { "publishes inside of gsub", "('x'):gsub('x', function() tidemill.publish('a') end)" },
+  { "publishes too much with done", [[
+      local megabyte = ("x"):rep(1024 * 1024)
+      for _ = 1, 70 do ctx:publish("a", megabyte) end]] },
+
+  -- ---- the surroundings
+  { "logs", [[
+      print("two words", 5, nil, true)
+      ctx:log("charged", { amount = 5, who = "ann", list = { 1 } })
+      tidemill.log.warn("careful")
+      tidemill.log.error(5)]] },
+  { "logs with wrong fields", "tidemill.log.info('x', 5)" },
+  { "logs by ctx with wrong fields", "ctx:log('x', 5)" },
+  { "exits", "os.exit(3)" },
+  { "sets the locale",
+    "return { os.setlocale(), os.setlocale('C', 'numeric'), os.setlocale('de_DE.UTF-8') == nil }" },
+  { "writes a global", "_G.testing_case = 1 return rawget(_G, 'testing_case')" },
+  { "encodes what is no JSON", "tidemill.json.encode(print)" },
+  { "decodes what is no JSON", "tidemill.json.decode('{')" },
+  { "finds its libraries", "return { type(require 'ffi'), type(require 'bit'), type(require('cjson').encode) }" },
+}
+
+-- ---- both runs ----------------------------------------------------------------------------------
+
+local ID = "01020304-0506-7708-890a-0b0c0d0e0f10"
+local ID_BYTES = "\1\2\3\4\5\6\119\8\137\10\11\12\13\14\15\16"
+
+local function name_of(i)
+  return ("case_%03d"):format(i)
+end
+
+local function text_of(case)
+  return ('local tidemill = require "tidemill"\nreturn function(payload, ctx)\n%s\nend\n'):format(case[2])
+end
+
+local function decoded(text)
+  return text and json.decode(text) or json.array()
+end
+
+-- What the executor makes of a case, in the form that `tested` gives.
+local function executed(run, i, case)
+  local before = #run.process:stderr()
+  local ticket = run:deliver {
+    to = name_of(i), id = ID_BYTES, payload = case.payload, headers = case.headers, attempts = case.attempts,
+    max_attempts = case.max_attempts, priority = case.priority, published_by = case.published_by,
+    created_at = 1700000000123456LL, wants_result = true,
+  }
+  local at_once = {}
+  while true do
+    run:wait_for(function() return run.requests[1] or run.outcomes[ticket] end, "an outcome")
+    local request = table.remove(run.requests, 1)
+    if not request then
+      break
+    end
+    local message = json.decode(request.body)
+    message.published_by = message.published_by or (request.published_by ~= "" and request.published_by or nil)
+    table.insert(at_once, message)
+    run:reply(request.request, true, ('{"id":"%s","topic":"%s","delivered":1,"duplicate":false}'):format(
+      ID, message.topic))
+  end
+  local outcome = run.outcomes[ticket]
+  local log = {}
+  for line in run.process:stderr():sub(before + 1):gmatch "[^\n]+" do
+    local event, text = line:match "event=(%w+) message_id=.- attempt=%d+ text=(.*)$"
+    if event == "log" or event == "print" then
+      table.insert(log, event .. " " .. (text:match '^"(.-)"' or text:match "^%S+"))
+    end
+  end
+  local result
+  if outcome.result then
+    result = json.decode(outcome.result)
+  end
+  return {
+    outcome = outcome.kind, error = outcome.error, delay_secs = outcome.delay_secs,
+    with_done = decoded(outcome.publications), at_once = at_once, log = log,
+    result = result,
+  }
+end
+
+local function as_items(published, at_once)
+  local items = json.array()
+  for _, message in ipairs(published) do
+    if (message.at_once or false) == at_once then
+      local item = message.options
+      item.op, item.topic, item.message = at_once and "publish" or nil, message.topic, message.payload
+      table.insert(items, item)
+    end
+  end
+  return items
+end
+
+local function tested(i, case)
+  local handler = assert(loadstring(text_of(case), "@handlers/" .. name_of(i) .. ".lua"))()
+  local run = testing.run(handler, case.payload and json.decode(case.payload), {
+    topic = "t", subscriber = name_of(i), app = "app", message_id = ID, created_at = "2023-11-14T22:13:20.123456Z",
+    headers = case.headers and json.decode(case.headers), attempts = case.attempts, max_attempts = case.max_attempts,
+    priority = case.priority, published_by = case.published_by, timeout_secs = case.timeout_secs,
+  })
+  local log = {}
+  for _, line in ipairs(run.log) do
+    if line.event == "log" or line.event == "print" then
+      table.insert(log, line.event .. " " .. line.text:gsub("\t", "\\t"))
+    end
+  end
+  local result
+  if run.outcome == "done" then
+    result = json.null
+    if run.result ~= nil then
+      result = json.decode(json.encode(run.result))
+    end
+  end
+  return {
+    outcome = run.outcome, error = run.error, delay_secs = run.delay_secs or 0,
+    with_done = as_items(run.published, false), at_once = as_items(run.published, true), log = log,
+    result = result,
+  }
+end
+
+describe("tidemill.testing agrees with the executor about a handler that", function()
+  local run
+
+  setup(function()
+    local handlers, lanes = {}, {}
+    for i, case in ipairs(CASES) do
+      handlers[name_of(i)] = text_of(case)
+      table.insert(lanes, ("%s = { timeout_secs = %g },"):format(name_of(i), case.timeout_secs or 300))
+    end
+    run = executor.start {
+      config = ("return { subscribe = { t = {\n%s\n} } }"):format(table.concat(lanes, "\n")), handlers = handlers,
+    }
+  end)
+  teardown(executor.stop_all)
+
+  assert(#CASES >= 40)
+
+  for i, case in ipairs(CASES) do
+    it(case[1], function()
+      local real, mine = executed(run, i, case), tested(i, case)
+      if case.like then
+        assert.matches(case.like, real.error)
+        assert.matches(case.like, mine.error)
+        real.error, mine.error = nil, nil
+      end
+      assert.same(real, mine)
+    end)
+  end
+end)

@@ -1,0 +1,255 @@
+-- tidemill.testing in itself: what a run tells, virtual time, modules, and mistakes in specs. That it tells the
+-- truth is for spec/e2e/testing_conformance_spec.lua to prove.
+
+local folder = require "spec.support.folder"
+local process = require "spec.support.process"
+local lfs = require "lfs"
+local testing = require "tidemill.testing"
+local tidemill = require "tidemill"
+
+before_each(testing.reset)
+
+describe("testing.run", function()
+  it("tells what the handler did", function()
+    local run = testing.run(function(order, ctx)
+      tidemill.sleep(2.5)
+      ctx:log("packed", { order = order.id })
+      ctx:publish("order.shipped", { id = order.id }, { priority = -1 })
+      tidemill.publish("audit.note")
+      return order.id
+    end, { id = 7 })
+    assert.same({ "done", "done", 7, 2.5 }, { run.outcome, run.status, run.result, run.elapsed_secs })
+    assert.is_nil(run.error)
+    assert.same({
+      { topic = "order.shipped", payload = { id = 7 }, options = { priority = -1 } },
+      { topic = "audit.note", payload = {}, options = {}, at_once = true },
+    }, run.published)
+    assert.same({ { level = "info", event = "log", text = "packed", fields = { order = 7 } } }, run.log)
+  end)
+
+  it("tells what becomes of the message", function()
+    for _, case in ipairs {
+      { "error 'x'", 1, "raised", "pending" }, { "error 'x'", 3, "raised", "failed" },
+      { "ctx:retry(1)", 2, "retry", "pending" }, { "ctx:retry(1)", 3, "retry", "failed" },
+      { "ctx:snooze(1)", 3, "snooze", "pending" }, { "ctx:discard()", 1, "discard", "discarded" },
+      { "", 3, "done", "done" },
+    } do
+      local handler = loadstring("local _, ctx = ... " .. case[1])
+      local run = testing.run(handler, {}, { attempts = case[2], max_attempts = 3 })
+      assert.same({ case[3], case[4] }, { run.outcome, run.status })
+    end
+  end)
+
+  it("gives the handler a message as it comes from the queue, not the spec's own tables", function()
+    local given = { list = tidemill.array(), number = 0.1, at = { { 1 } } }
+    local seen
+    testing.run(function(payload) seen = payload payload.mark = true end, given)
+    assert.is_nil(given.mark)
+    assert.is_true(tidemill.json.is_array(seen.list))
+    testing.run(function(payload) seen = payload end)
+    assert.same({}, seen)
+    testing.run(function(payload) seen = payload end, tidemill.null)
+    assert.equal(tidemill.null, seen)
+  end)
+
+  it("says what the message has as the options say", function()
+    local fields = {}
+    testing.run(function(_, ctx)
+      for name, value in pairs(ctx) do fields[name] = value end
+    end, {}, {
+      topic = " order.paid ", subscriber = "s", app = "shop", attempts = 2, max_attempts = 9, priority = 3,
+      published_by = "ann", headers = { trace = "t" }, message_id = "id", generation = 4, now = 1700000000.5,
+      timeout_secs = 20,
+    })
+    assert.same({
+      event = "message", topic = "order.paid", subscriber = "s", app = "shop", attempts = 2, max_attempts = 9,
+      priority = 3, published_by = "ann", principal_id = "ann", headers = { trace = "t" }, message_id = "id",
+      generation = 4, deadline = 1700000020.5, created_at = "2023-11-14T22:13:20.500000Z", raw = "{}",
+    }, fields)
+  end)
+
+  it("takes the options beside a module's handle", function()
+    local max_attempts, left
+    local module = { max_attempts = 2, timeout_secs = 5, handle = function(_, ctx)
+      max_attempts, left = ctx.max_attempts, ctx.deadline - tidemill.now()
+    end }
+    testing.run(module)
+    assert.same({ 2, 5 }, { max_attempts, left })
+    testing.run(module, {}, { max_attempts = 4 })
+    assert.equal(4, max_attempts)
+  end)
+end)
+
+describe("time in a spec", function()
+  it("passes while a handler waits, and only then", function()
+    local run = testing.run(function()
+      local t, os_time = tidemill.now(), os.time()
+      for _ = 1, 1000 do tidemill.sleep(0.25) end
+      return { tidemill.now() - t, os.time() - os_time, os.date("!%Y", 0), os.date "!%Y-%m-%d" }
+    end, {}, { now = 1700000000 })
+    assert.same({ 250, 250, "1970", "2023-11-14" }, run.result)
+    assert.equal(250, run.elapsed_secs)
+    assert.is_true(math.abs(tidemill.now() - os.time()) < 60)
+  end)
+
+  it("ends a handler at its limit, however long it would have slept", function()
+    local tidied
+    local run = testing.run(function(_, ctx)
+      ctx:publish("a")
+      pcall(tidemill.sleep, 3600)
+      tidied = tidemill.now()
+      tidemill.sleep(1)
+      tidied = nil
+    end, {}, { now = 1000, timeout_secs = 20 })
+    assert.equal("raised", run.outcome)
+    assert.matches("^handler exceeded its time limit of 20 s\nstack traceback:\n", run.error)
+    assert.matches("testing_spec.lua:%d+: in function 'handler'", run.error)
+    assert.same({ 1020, 20, {} }, { tidied, run.elapsed_secs, run.published })
+    assert.equal("done", testing.run(function() tidemill.sleep(20) end, {}, { timeout_secs = 20 }).outcome)
+  end)
+
+  it("can be moved on while the handler computes", function()
+    local function compute()
+      testing.advance(30)
+      return tidemill.now()
+    end
+    assert.equal("done", testing.run(compute, {}, { timeout_secs = 20 }).outcome)
+    local run = testing.run(function() compute() tidemill.sleep(0) end, {}, { timeout_secs = 20 })
+    assert.matches("^handler exceeded", run.error)
+    assert.error_matches(function() testing.advance(1) end, "testing.advance: no handler runs")
+  end)
+end)
+
+describe("testing.publish", function()
+  it("says what tidemill.publish answers", function()
+    testing.publish("a", { delivered = 0 })
+    testing.publish("b", function(payload, options)
+      return { id = payload.id .. options.dedupe_key, duplicate = true }
+    end)
+    local run = testing.run(function()
+      local a, b = tidemill.publish "a", tidemill.publish("b", { id = "x" }, { dedupe_key = "k" })
+      return { a.topic, a.delivered, a.duplicate, b.id, b.duplicate, b.delivered }
+    end)
+    assert.same({ "a", 0, false, "xk", true, 1 }, run.result)
+    testing.reset()
+    assert.equal(1, testing.run(function() return tidemill.publish("a").delivered end).result)
+  end)
+
+  it("may refuse, and then nothing is published", function()
+    testing.publish("a", function() return nil, "the database refused it" end)
+    local run = testing.run(function() tidemill.publish "a" end)
+    assert.matches("testing_spec.lua:%d+: the database refused it\nstack", run.error)
+    assert.same({}, run.published)
+  end)
+
+  it("leaves an assertion that fails inside of it to the spec, whatever the handler catches", function()
+    testing.publish("a", function(payload) assert.equal(1, payload.n) end)
+    assert.error_matches(function()
+      testing.run(function() pcall(tidemill.publish, "a", { n = 2 }) end)
+    end, "testing_spec.lua:%d+: Expected objects to be equal")
+    -- And the next run is as good as new.
+    assert.equal("done", testing.run(function() tidemill.publish("a", { n = 1 }) end).outcome)
+  end)
+end)
+
+describe("a mistake in a spec", function()
+  it("is told at the spec's line", function()
+    local function noop() end
+    for _, case in ipairs {
+      { { 5 }, "a handler is a function, a table with a function `handle`, or a module's name; found 5" },
+      { { {} }, "a handler is a function, .* found a table" },
+      { { noop, print }, "payload: a function cannot be written" },
+      { { noop, {}, 5 }, "options: expected a table or nothing, found 5" },
+      { { noop, {}, { attempt = 1 } }, 'options: "attempt" is unknown, known are app, attempts, ' },
+      { { noop, {}, { attempts = 0 } }, "options.attempts: expected a whole number from 1 to 32767, found 0" },
+      { { noop, {}, { topic = "no topic!" } }, "options.topic: `no topic!` is not a topic" },
+      { { noop, {}, { headers = { a = print } } }, "options.headers.a: a function cannot be written" },
+      { { noop, {}, { published_by = 5 } }, "options.published_by: expected a text, found 5" },
+      { { noop, {}, { timeout_secs = 0 } }, "options.timeout_secs: expected " },
+    } do
+      local _, err = pcall(function() testing.run(unpack(case[1], 1, 3)) end)
+      assert.matches("^spec/lua/testing_spec.lua:%d+: testing.run: " .. case[2], err)
+    end
+    assert.error_matches(function() testing.publish("", {}) end, "testing.publish: expected a topic")
+    assert.error_matches(function() testing.publish("a", 5) end, "testing.publish: expected a table or a function")
+    assert.error_matches(function() testing.advance(-1) end, "testing.advance: expected seconds")
+  end)
+
+  it("is a handler inside of a handler", function()
+    local run = testing.run(function() testing.run(function() end) end)
+    assert.matches("testing.run: a handler runs already: one at a time", run.error)
+    assert.equal("done", testing.run(function() end).outcome)
+  end)
+end)
+
+describe("the surroundings of a spec", function()
+  it("are the handler's while it runs, and the spec's own before and after", function()
+    local before = { print, os.exit, os.setlocale, os.time, debug.getmetatable(_G), string.format }
+    local run = testing.run(function()
+      print("to the log")
+      string.format = nil -- luacheck: ignore 122
+      _G.testing_spec_global = true
+      os.exit(1)
+    end)
+    assert.matches("os.exit would end every delivery", run.error)
+    assert.same({ "print", "global_written" }, { run.log[1].event, run.log[2].event })
+    assert.same(before, { print, os.exit, os.setlocale, os.time, debug.getmetatable(_G), string.format })
+    _G.testing_spec_global = nil
+  end)
+end)
+
+describe("handlers by name", function()
+  local dir
+  local root = lfs.currentdir()
+  local build = os.getenv "TIDEMILL_BUILD" or "build/debug"
+
+  before_each(function()
+    dir = folder.temp "tidemill-testing"
+  end)
+  after_each(function()
+    folder.remove(dir)
+  end)
+
+  -- Runs a script in a folder of its own, in plain luajit.
+  local function luajit(script)
+    local result = process.run {
+      argv = { "luajit", "-e", 'local testing = require "tidemill.testing"\n' .. script },
+      cwd = dir,
+      env = {
+        LUA_PATH = ("%s/lua/?.lua;%s/lua/?/init.lua"):format(root, root),
+        LUA_CPATH = (build:sub(1, 1) == "/" and build or root .. "/" .. build) .. "/lua/?.so",
+      },
+    }
+    assert.equal("", result.stderr)
+    return result.stdout
+  end
+
+  it("are found in the folder `handlers`, with the modules they share, and forgotten by reset", function()
+    folder.write(dir, "handlers/crm/sync.lua", [[
+      local shared = require "shared"
+      return { max_attempts = 3, handle = function(_, ctx)
+        shared.count = shared.count + 1
+        return ctx.subscriber .. " " .. shared.count .. " of " .. ctx.max_attempts
+      end }]])
+    folder.write(dir, "handlers/shared.lua", "return { count = 0 }")
+    assert.equal("crm.sync 1 of 3\ncrm.sync 2 of 3\ncrm.sync 1 of 3\n", luajit [[
+      print(testing.run("crm.sync").result)
+      print(testing.run("crm.sync").result)
+      testing.reset()
+      print(testing.run("crm.sync").result)
+    ]])
+  end)
+
+  it("are said to be missing", function()
+    assert.matches("^false .*module 'nothere' not found:.*%./handlers/nothere%.lua", luajit [[
+      io.write(tostring(pcall(testing.run, "nothere")), " ", tostring(select(2, pcall(testing.run, "nothere"))))
+    ]])
+  end)
+
+  it("work beside handlers that keep coroutine functions in locals", function()
+    folder.write(dir, "handlers/kept.lua", [[
+      local wrap, tidemill = coroutine.wrap, require "tidemill"
+      return function() return wrap(function() tidemill.sleep(1) return "woke" end)() end]])
+    assert.equal("woke\n", luajit 'print(testing.run("kept").result)')
+  end)
+end)
