@@ -16,6 +16,7 @@ struct mill_listener {
 	uv_timer_t timer;
 	char token[40]; /* tells our probes from those of other workers */
 	uint64_t sent, received;
+	uint64_t reconnects; /* of the listen link, when the last was sent */
 	bool in_flight;
 	void (*on_closed)(void *context);
 	void *closed_context;
@@ -35,11 +36,14 @@ static void on_probe_sent(struct mill_results *results, const struct mill_err *e
 static void on_patience_over(uv_timer_t *timer)
 {
 	struct mill_listener *listener = mill_container_of(timer, struct mill_listener, timer);
+	struct mill_link *listen = listener->options.listen;
 	bool heard = listener->received >= listener->sent || listener->in_flight;
-	if (!heard && mill_link_is_up(listener->options.listen)) {
+	/* One that was made anew meanwhile missed it without being at fault. */
+	bool same = mill_link_reconnects(listen) == listener->reconnects;
+	if (!heard && same && mill_link_is_up(listen)) {
 		struct mill_err err;
 		mill_err_set(&err, MILL_ERR_UNREACHED, "a notification of our own did not arrive");
-		mill_link_reset(listener->options.listen, &err);
+		mill_link_reset(listen, &err);
 	}
 	uv_timer_start(timer, on_time_to_probe, PROBE_EVERY_MS, 0);
 }
@@ -54,6 +58,7 @@ static void on_time_to_probe(uv_timer_t *timer)
 	}
 	char payload[80];
 	listener->sent++;
+	listener->reconnects = mill_link_reconnects(listener->options.listen);
 	listener->in_flight = true;
 	snprintf(payload, sizeof(payload), "probe %s %llu", listener->token,
 	         (unsigned long long)listener->sent);
@@ -97,8 +102,13 @@ static void take_probe(struct mill_listener *listener, const char *text)
 	if (strncmp(text, listener->token, len) != 0 || text[len] != ' ')
 		return; /* another worker's */
 	uint64_t number = strtoull(text + len + 1, NULL, 10);
-	if (number > listener->received && number <= listener->sent)
-		listener->received = number;
+	if (number <= listener->received || number > listener->sent)
+		return;
+	listener->received = number;
+	/* The next one counts from here: a connection that dies now is not to be waited for longer.
+	 */
+	if (number == listener->sent)
+		uv_timer_start(&listener->timer, on_time_to_probe, PROBE_EVERY_MS, 0);
 }
 
 /* Anybody may notify on these channels: what is not understood is passed over. */
