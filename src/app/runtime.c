@@ -19,6 +19,7 @@
 #include "core/log.h"
 #include "flow/claim.h"
 #include "flow/dispatch.h"
+#include "flow/lanes.h"
 #include "flow/lease.h"
 #include "flow/listener.h"
 #include "flow/orphan.h"
@@ -42,7 +43,7 @@ struct mill_runtime {
 	struct mill_manifest settings; /* as config.lua alone gave it: for start and connections */
 	struct mill_manifest manifest; /* as the executors loaded it: the lanes */
 	bool has_manifest, was_ready, hasty;
-	struct mill_lane *lanes;
+	struct mill_lanes *lanes;
 	char *queue_channel, *control_channel;
 	const char *channels[3];
 
@@ -185,33 +186,17 @@ static void on_load_error(struct mill_span text, void *context)
 	mill_runtime_stop(runtime);
 }
 
-/* `--only TOPIC[/SUBSCRIBER]`: the other lanes stay declared, but are not served here. */
-static int select_lanes(struct mill_runtime *runtime)
-{
-	const char *only = runtime->options.only;
-	if (only == NULL)
-		return 0;
-	size_t topic_len = strcspn(only, "/");
-	const char *subscriber = only[topic_len] ? only + topic_len + 1 : NULL;
-	size_t served = 0;
-	for (size_t i = 0; i < runtime->manifest.lane_count; i++) {
-		struct mill_lane *lane = &runtime->lanes[i];
-		bool match =
-		        strlen(lane->spec->topic) == topic_len &&
-		        memcmp(lane->spec->topic, only, topic_len) == 0 &&
-		        (subscriber == NULL || strcmp(lane->spec->subscriber, subscriber) == 0);
-		lane->unclaimed = !match;
-		served += match;
-	}
-	if (served > 0)
-		return 0;
-	return mill_err_set(&runtime->err, MILL_ERR_USAGE,
-	                    "--only %s: no such subscription; `tidemill check` lists them", only);
-}
-
 /* ---- the lease ----------------------------------------------------------------------------- */
 
-static void on_registered(void *context)
+static void on_renumbered(const int32_t *numbers, void *context)
+{
+	struct mill_runtime *runtime = context;
+	const struct mill_settings *settings = &runtime->settings.settings;
+	mill_lanes_renumber(runtime->lanes, numbers);
+	mill_claim_follow(runtime->claim, (size_t)settings->batch, settings->poll_secs);
+}
+
+static void on_registered(const int32_t *numbers, void *context)
 {
 	struct mill_runtime *runtime = context;
 	if (runtime->phase != REGISTERING && runtime->phase != REBORN)
@@ -219,12 +204,13 @@ static void on_registered(void *context)
 	runtime->phase = RUNNING;
 	const struct mill_settings *settings = &runtime->settings.settings;
 	if (runtime->claim == NULL) {
+		mill_lanes_declare(runtime->lanes, &runtime->manifest, numbers,
+		                   runtime->options.only);
 		struct mill_claim_options options = {
 			.loop = runtime->options.loop,
 			.store = runtime->store,
 			.work = runtime->links[WORK],
 			.lanes = runtime->lanes,
-			.lane_count = runtime->manifest.lane_count,
 			.batch = (size_t)settings->batch,
 			.poll_secs = settings->poll_secs,
 			.room = room,
@@ -234,7 +220,7 @@ static void on_registered(void *context)
 		};
 		runtime->claim = mill_claim_new(&options);
 	} else {
-		mill_claim_wake_all(runtime->claim);
+		on_renumbered(numbers, runtime);
 	}
 	check_ready(runtime);
 }
@@ -289,12 +275,7 @@ static void on_manifest(const struct mill_manifest *manifest, void *context)
 		return;
 	mill_manifest_copy(&runtime->manifest, manifest);
 	runtime->has_manifest = true;
-	runtime->lanes = mill_calloc(manifest->lane_count, sizeof(runtime->lanes[0]));
-	for (size_t i = 0; i < manifest->lane_count; i++) {
-		runtime->lanes[i].index = i;
-		runtime->lanes[i].spec = &runtime->manifest.lanes[i];
-	}
-	if (select_lanes(runtime) != 0) {
+	if (mill_lanes_check_only(manifest, runtime->options.only, &runtime->err) != 0) {
 		runtime->exit_code = 2;
 		mill_runtime_stop(runtime);
 		return;
@@ -305,9 +286,9 @@ static void on_manifest(const struct mill_manifest *manifest, void *context)
 		.link = runtime->links[LEASE],
 		.sweep_link = runtime->links[SWEEP],
 		.manifest = &runtime->manifest,
-		.lanes = runtime->lanes,
 		.generation = 1,
 		.on_registered = on_registered,
+		.on_renumbered = on_renumbered,
 		.on_refused = on_lease_refused,
 		.on_dead = on_dead,
 		.on_work = on_work,
@@ -639,6 +620,7 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
 		.retain_hours = settings->lane.retain_hours,
 	};
 	runtime->store = mill_store_new(&store_options);
+	runtime->lanes = mill_lanes_new();
 	start_links(runtime);
 	if (runtime->links[LISTEN] != NULL)
 		start_listener(runtime);
@@ -670,7 +652,7 @@ void mill_runtime_free(struct mill_runtime *runtime)
 	mill_manifest_free(&runtime->settings);
 	if (runtime->has_manifest)
 		mill_manifest_free(&runtime->manifest);
-	free(runtime->lanes);
+	mill_lanes_free(runtime->lanes);
 	free(runtime->queue_channel);
 	free(runtime->control_channel);
 	free(runtime);

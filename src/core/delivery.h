@@ -29,14 +29,21 @@ enum mill_settlement {
 	MILL_SETTLE_DISCARDED,
 };
 
-/* A subscription as the runtime works with it. */
+struct mill_lane_state;
+
+/*
+ * A subscription as the runtime works with it. It outlives reloads, so that what is under way keeps
+ * its lane and counts against its limit: see flow/lanes.h.
+ */
 struct mill_lane {
-	size_t index;   /* in the manifest */
+	size_t index;   /* in the newest manifest: what its executors know it by */
 	int32_t number; /* the ledger's lane, stamped on its rows */
-	const struct mill_manifest_lane *spec;
+	const struct mill_manifest_lane *spec; /* its own copy */
 	size_t running; /* deliveries of this lane, from the claim to the settlement */
 	size_t alone;   /* those of them that wait to run alone in an executor */
 	bool unclaimed; /* declared, but not served here (run --only) */
+	bool removed;   /* a reload took it away: what is under way ends, nothing new begins */
+	struct mill_lane_state *claiming; /* claim's; NULL: it has none */
 };
 
 struct mill_delivery {

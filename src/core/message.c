@@ -58,6 +58,13 @@ void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deli
 	mill_frame_end(out, at);
 }
 
+void mill_deliver_set_lane(struct mill_buffer *out, uint32_t lane)
+{
+	size_t at = MILL_FRAME_HEADER + sizeof(uint64_t); /* behind the ticket */
+	MILL_ASSERT(out->len >= at + sizeof(lane));
+	memcpy(out->data + at, &lane, sizeof(lane));
+}
+
 int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, struct mill_err *err)
 {
 	deliver->ticket = mill_read_u64(body);

@@ -43,6 +43,8 @@ struct mill_deliver {
 	bool wants_result;             /* what the handler returns is to come with the outcome */
 };
 void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver);
+/* Change the lane in a DELIVER frame that `out` holds alone. */
+void mill_deliver_set_lane(struct mill_buffer *out, uint32_t lane);
 int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, struct mill_err *err);
 
 /* OUTCOME: how a delivery ended. */

@@ -18,6 +18,7 @@
 #include "core/clock.h"
 #include "core/killpoint.h"
 #include "core/log.h"
+#include "flow/undo.h"
 
 #define LANES_PER_CLAIM 64
 /* Of a lane's messages that run alone so many may wait when more is claimed. */
@@ -29,17 +30,10 @@
 #define NEVER UINT64_MAX
 #define SECOND_NS 1e9
 
-/*
- * When a claim whose answer was lost is undone: at once, and again and again, each so long after
- * the last, because it may commit late. After an interruption of the network, the kernel delivers
- * what a closed connection had still to send, a quarter of an hour later at the most. A row claimed
- * so would be held for as long as this worker lives.
- */
-static const double undo_after_secs[] = { 0, 2, 10, 60, 300, 900 };
-
-struct lane_state {
-	struct mill_link_node node; /* in ready or idle */
+struct mill_lane_state {
+	struct mill_link_node node; /* in ready, idle or retired */
 	struct mill_lane *lane;
+	int32_t asked_number; /* of the claim in flight: what the lane was called then */
 	bool ready;
 	bool woken;      /* since the claim in flight was sent: its answer does not make it idle */
 	uint64_t due_ns; /* idle: when to look again */
@@ -51,27 +45,18 @@ struct lane_state {
 	bool full;        /* the claim in flight scans it from the beginning */
 };
 
-struct lost_claim {
-	uint64_t number;
-	uint64_t at_ns;
-	size_t tries;
-	bool in_flight;
-	struct lost_claim *next;
-	struct mill_claim *claim;
-};
-
 struct mill_claim {
 	struct mill_claim_options options;
-	struct lane_state *states;
 	struct mill_list ready, idle;
-	struct lane_state *asked[LANES_PER_CLAIM]; /* of the claim in flight, in its order */
+	struct mill_list retired; /* of lanes taken away: until the claim in flight is answered */
+	struct mill_lane_state *asked[LANES_PER_CLAIM]; /* of the claim in flight, in its order */
 	size_t asked_count;
 	bool in_flight;
 	uint64_t number; /* of the last claim */
 	uint64_t sent_ns;
 	size_t most;
-	struct lost_claim *lost;
-	size_t undoing;    /* undo statements and due questions in flight */
+	struct mill_undo *undo;
+	size_t questions;  /* when messages are due: in flight */
 	uint64_t pause_ns; /* no claim before then, after an error */
 	bool stopped;
 	uv_timer_t due, poll;
@@ -83,12 +68,21 @@ struct mill_claim {
 
 /* ---- lanes --------------------------------------------------------------------------------- */
 
-static struct lane_state *state_at(struct mill_link_node *node)
+static struct mill_lane_state *state_at(struct mill_link_node *node)
 {
-	return mill_container_of(node, struct lane_state, node);
+	return mill_container_of(node, struct mill_lane_state, node);
 }
 
-static void make_ready(struct mill_claim *claim, struct lane_state *state)
+static void free_list(struct mill_list *list)
+{
+	struct mill_link_node *node;
+	while ((node = mill_list_shift(list)) != NULL) {
+		state_at(node)->lane->claiming = NULL;
+		free(state_at(node));
+	}
+}
+
+static void make_ready(struct mill_claim *claim, struct mill_lane_state *state)
 {
 	state->woken = true;
 	if (state->ready || state->lane->unclaimed)
@@ -99,7 +93,7 @@ static void make_ready(struct mill_claim *claim, struct lane_state *state)
 	state->due_ns = NEVER;
 }
 
-static void make_idle(struct mill_claim *claim, struct lane_state *state, uint64_t due_ns)
+static void make_idle(struct mill_claim *claim, struct mill_lane_state *state, uint64_t due_ns)
 {
 	MILL_ASSERT(state->ready);
 	mill_list_remove(&claim->ready, &state->node);
@@ -134,7 +128,7 @@ static void set_due_timer(struct mill_claim *claim)
 		               0);
 }
 
-static bool may_scan_full(const struct lane_state *state, uint64_t now)
+static bool may_scan_full(const struct mill_lane_state *state, uint64_t now)
 {
 	uint64_t pause = state->full_took_ns * 10;
 	if (pause < FULL_SCAN_LEAST_NS)
@@ -144,24 +138,25 @@ static bool may_scan_full(const struct lane_state *state, uint64_t now)
 
 void mill_claim_wake_topic(struct mill_claim *claim, struct mill_span topic)
 {
-	for (size_t i = 0; i < claim->options.lane_count; i++) {
-		const char *name = claim->states[i].lane->spec->topic;
+	for (size_t i = 0; i < mill_lanes_count(claim->options.lanes); i++) {
+		const struct mill_lane *lane = mill_lanes_at(claim->options.lanes, i);
+		const char *name = lane->spec->topic;
 		if (strlen(name) == topic.len && memcmp(name, topic.data, topic.len) == 0)
-			make_ready(claim, &claim->states[i]);
+			make_ready(claim, lane->claiming);
 	}
 }
 
 void mill_claim_wake_all(struct mill_claim *claim)
 {
-	for (size_t i = 0; i < claim->options.lane_count; i++)
-		make_ready(claim, &claim->states[i]);
+	for (size_t i = 0; i < mill_lanes_count(claim->options.lanes); i++)
+		make_ready(claim, mill_lanes_at(claim->options.lanes, i)->claiming);
 }
 
 void mill_claim_expect(struct mill_claim *claim, const struct mill_lane *lane, double secs)
 {
-	struct lane_state *state = &claim->states[lane - claim->options.lanes];
+	struct mill_lane_state *state = lane->claiming;
 	uint64_t due = mill_clock_ns() + (uint64_t)(fmin(secs, 86400) * SECOND_NS);
-	if (!state->ready && due < state->due_ns) {
+	if (state != NULL && !lane->removed && !state->ready && due < state->due_ns) {
 		state->due_ns = due;
 		set_due_timer(claim);
 	}
@@ -174,10 +169,10 @@ static void on_poll(uv_timer_t *timer)
 
 /* ---- the answer ---------------------------------------------------------------------------- */
 
-static struct lane_state *asked_lane(struct mill_claim *claim, int32_t number)
+static struct mill_lane_state *asked_lane(struct mill_claim *claim, int32_t number)
 {
 	for (size_t i = 0; i < claim->asked_count; i++)
-		if (claim->asked[i]->lane->number == number)
+		if (claim->asked[i]->asked_number == number)
 			return claim->asked[i];
 	return NULL;
 }
@@ -205,7 +200,7 @@ static const char *fault_of(const struct mill_store_claimed *row)
 
 static void take_row(struct mill_claim *claim, const struct mill_store_claimed *row)
 {
-	struct lane_state *state = asked_lane(claim, row->lane);
+	struct mill_lane_state *state = asked_lane(claim, row->lane);
 	MILL_ASSERT(state != NULL);
 	struct mill_lane *lane = state->lane;
 	state->got++;
@@ -228,7 +223,6 @@ static void take_row(struct mill_claim *claim, const struct mill_store_claimed *
 		return;
 	}
 	struct mill_deliver deliver = {
-		.lane = (uint32_t)lane->index,
 		.attempts = delivery->attempts,
 		.max_attempts = delivery->max_attempts,
 		.priority = row->priority,
@@ -246,17 +240,27 @@ static void look_again(struct mill_claim *claim, uint64_t due_ns)
 {
 	mill_list_each(node, &claim->idle)
 	{
-		struct lane_state *state = state_at(node);
+		struct mill_lane_state *state = state_at(node);
 		if (!state->lane->unclaimed && state->due_ns > due_ns)
 			state->due_ns = due_ns;
 	}
 	set_due_timer(claim);
 }
 
+static struct mill_lane_state *state_of(struct mill_claim *claim, int32_t number)
+{
+	for (size_t i = 0; i < mill_lanes_count(claim->options.lanes); i++) {
+		const struct mill_lane *lane = mill_lanes_at(claim->options.lanes, i);
+		if (lane->number == number)
+			return lane->claiming;
+	}
+	return NULL;
+}
+
 static void on_due_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
 	struct mill_claim *claim = context;
-	claim->undoing--;
+	claim->questions--;
 	uint64_t now = mill_clock_ns();
 	if (err != NULL) {
 		look_again(claim, now + ERROR_PAUSE_NS);
@@ -266,10 +270,7 @@ static void on_due_answer(struct mill_results *results, const struct mill_err *e
 		int32_t number;
 		double secs;
 		mill_store_due_row(results, i, &number, &secs);
-		struct lane_state *state = NULL;
-		for (size_t j = 0; j < claim->options.lane_count && state == NULL; j++)
-			if (claim->states[j].lane->number == number)
-				state = &claim->states[j];
+		struct mill_lane_state *state = state_of(claim, number);
 		if (state == NULL || state->ready)
 			continue;
 		uint64_t due;
@@ -296,7 +297,9 @@ static void conclude_lanes(struct mill_claim *claim, bool cut)
 	size_t rest_count = 0;
 	uint64_t now = mill_clock_ns();
 	for (size_t i = 0; i < claim->asked_count; i++) {
-		struct lane_state *state = claim->asked[i];
+		struct mill_lane_state *state = claim->asked[i];
+		if (state->lane->removed)
+			continue;
 		if (state->full)
 			state->full_took_ns = now - claim->sent_ns;
 		if (state->got > 0)
@@ -319,7 +322,7 @@ static void conclude_lanes(struct mill_claim *claim, bool cut)
 		}
 	}
 	if (rest_count > 0 && !claim->stopped && mill_link_is_up(claim->options.work)) {
-		claim->undoing++;
+		claim->questions++;
 		mill_store_due(claim->options.store, claim->options.work, rest, rest_count,
 		               on_due_answer, claim);
 	}
@@ -339,28 +342,8 @@ static void take_claimed(struct mill_claim *claim, const struct mill_results *re
 	conclude_lanes(claim, count >= claim->most);
 }
 
-static void remember_lost(struct mill_claim *claim, uint64_t number)
+static void take_refusal(struct mill_claim *claim, const struct mill_err *err)
 {
-	struct lost_claim *lost = mill_calloc(1, sizeof(*lost));
-	lost->number = number;
-	lost->claim = claim;
-	lost->next = claim->lost;
-	claim->lost = lost;
-}
-
-static void on_claim_answer(struct mill_results *results, const struct mill_err *err, void *context)
-{
-	struct mill_claim *claim = context;
-	claim->in_flight = false;
-	if (err == NULL) {
-		MILL_KILL_POINT("claim_answered");
-		take_claimed(claim, results);
-		return;
-	}
-	if (err->kind == MILL_ERR_UNREACHED) {
-		remember_lost(claim, claim->number);
-		return;
-	}
 	claim->pause_ns =
 	        mill_clock_ns() + (mill_err_database_reaction(err->sqlstate) == MILL_REACT_RETRY
 	                                   ? BACKOFF_LEAST_NS
@@ -372,61 +355,20 @@ static void on_claim_answer(struct mill_results *results, const struct mill_err 
 		         MILL_TEXT("sqlstate", err->sqlstate), MILL_INT("skipped", skipped));
 }
 
-/* ---- undoing a claim whose answer was lost ------------------------------------------------- */
-
-static void on_undone(struct mill_results *results, const struct mill_err *err, void *context)
+static void on_claim_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
-	struct lost_claim *lost = context;
-	struct mill_claim *claim = lost->claim;
-	lost->in_flight = false;
-	claim->undoing--;
-	if (err != NULL) {
-		lost->at_ns = mill_clock_ns() + ERROR_PAUSE_NS;
-		return;
+	struct mill_claim *claim = context;
+	claim->in_flight = false;
+	if (err == NULL) {
+		MILL_KILL_POINT("claim_answered");
+		take_claimed(claim, results);
+	} else if (err->kind == MILL_ERR_UNREACHED) {
+		mill_undo_add(claim->undo, claim->number);
+	} else {
+		take_refusal(claim, err);
 	}
-	size_t count = mill_store_undone_count(results);
-	if (count > 0) {
-		mill_log(MILL_LOG_INFO, "claim_undone", MILL_INT("messages", count));
-		mill_claim_wake_all(claim);
-	}
-	lost->tries++;
-	if (lost->tries < MILL_COUNT(undo_after_secs)) {
-		double secs = undo_after_secs[lost->tries];
-		lost->at_ns = mill_clock_ns() + (uint64_t)(secs * SECOND_NS);
-		return;
-	}
-	struct lost_claim **at = &claim->lost;
-	while (*at != lost)
-		at = &(*at)->next;
-	*at = lost->next;
-	free(lost);
-}
-
-static void undo_lost(struct mill_claim *claim, uint64_t now)
-{
-	for (struct lost_claim *lost = claim->lost; lost != NULL; lost = lost->next) {
-		if (lost->in_flight || lost->at_ns > now)
-			continue;
-		lost->in_flight = true;
-		claim->undoing++;
-		mill_store_undo_claim(claim->options.store, claim->options.work, lost->number,
-		                      on_undone, lost);
-	}
-}
-
-void mill_claim_forget(struct mill_claim *claim)
-{
-	struct lost_claim **at = &claim->lost;
-	while (*at != NULL) {
-		struct lost_claim *lost = *at;
-		if (lost->in_flight) {
-			lost->tries = MILL_COUNT(undo_after_secs); /* the answer frees it */
-			at = &lost->next;
-		} else {
-			*at = lost->next;
-			free(lost);
-		}
-	}
+	claim->asked_count = 0;
+	free_list(&claim->retired);
 }
 
 /* ---- asking -------------------------------------------------------------------------------- */
@@ -442,13 +384,13 @@ static size_t lane_room(const struct mill_lane *lane, size_t most)
 	return room < most ? room : most;
 }
 
-static void reset_marks(struct lane_state *state)
+static void reset_marks(struct mill_lane_state *state)
 {
 	for (size_t i = 0; i < MILL_PRIORITIES; i++)
 		state->low[i] = MILL_PG_MINUS_INFINITY;
 }
 
-static void fill_want(struct mill_claim *claim, struct lane_state *state, size_t count,
+static void fill_want(struct mill_claim *claim, struct mill_lane_state *state, size_t count,
                       uint64_t now, struct mill_store_want *want)
 {
 	state->full = may_scan_full(state, now);
@@ -459,7 +401,7 @@ static void fill_want(struct mill_claim *claim, struct lane_state *state, size_t
 	state->want = count;
 	state->got = 0;
 	state->woken = false;
-	want->lane = state->lane->number;
+	state->asked_number = want->lane = state->lane->number;
 	want->count = (int32_t)count;
 	memcpy(want->low, state->low, sizeof(want->low));
 	claim->asked[claim->asked_count++] = state;
@@ -470,7 +412,7 @@ void mill_claim_turn(struct mill_claim *claim)
 	uint64_t now = mill_clock_ns();
 	if (!mill_link_is_up(claim->options.work))
 		return;
-	undo_lost(claim, now);
+	mill_undo_turn(claim->undo, now);
 	if (claim->stopped || claim->in_flight || claim->pause_ns > now)
 		return;
 	size_t most =
@@ -502,27 +444,82 @@ void mill_claim_turn(struct mill_claim *claim)
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
+static void on_undone(void *context)
+{
+	mill_claim_wake_all(context);
+}
+
+static void add_state(struct mill_claim *claim, struct mill_lane *lane)
+{
+	struct mill_lane_state *state = mill_calloc(1, sizeof(*state));
+	state->lane = lane;
+	state->backoff_ns = BACKOFF_LEAST_NS;
+	lane->claiming = state;
+	mill_list_push(&claim->idle, &state->node);
+}
+
+/* Those of lanes that are declared no more. A lane that came back has its old state. */
+static void retire(struct mill_claim *claim, struct mill_list *from)
+{
+	mill_list_each(node, from)
+	{
+		struct mill_lane_state *state = state_at(node);
+		if (!state->lane->removed)
+			continue;
+		mill_list_remove(from, node);
+		mill_list_push(&claim->retired, node);
+		state->ready = false;
+	}
+}
+
+static void revive(struct mill_claim *claim)
+{
+	mill_list_each(node, &claim->retired)
+	{
+		if (state_at(node)->lane->removed)
+			continue;
+		mill_list_remove(&claim->retired, node);
+		mill_list_push(&claim->idle, node);
+	}
+}
+
+void mill_claim_follow(struct mill_claim *claim, size_t batch, double poll_secs)
+{
+	struct mill_lanes *lanes = claim->options.lanes;
+	claim->options.batch = batch;
+	retire(claim, &claim->ready);
+	retire(claim, &claim->idle);
+	revive(claim);
+	if (!claim->in_flight)
+		free_list(&claim->retired);
+	for (size_t i = 0; i < mill_lanes_count(lanes); i++) {
+		struct mill_lane *lane = mill_lanes_at(lanes, i);
+		if (lane->claiming == NULL)
+			add_state(claim, lane);
+		/* Another number is another part of the index. */
+		reset_marks(lane->claiming);
+		lane->claiming->due_ns = NEVER;
+		lane->claiming->full_ns = 0;
+	}
+	if (claim->stopped)
+		return;
+	uint64_t poll_ms = (uint64_t)(poll_secs * 1000);
+	uv_timer_start(&claim->poll, on_poll, poll_ms, poll_ms);
+	mill_claim_wake_all(claim);
+}
+
 struct mill_claim *mill_claim_new(const struct mill_claim_options *options)
 {
 	struct mill_claim *claim = mill_calloc(1, sizeof(*claim));
 	claim->options = *options;
 	mill_list_init(&claim->ready);
 	mill_list_init(&claim->idle);
-	claim->states = mill_calloc(options->lane_count, sizeof(claim->states[0]));
-	for (size_t i = 0; i < options->lane_count; i++) {
-		struct lane_state *state = &claim->states[i];
-		state->lane = &options->lanes[i];
-		state->due_ns = NEVER;
-		state->backoff_ns = BACKOFF_LEAST_NS;
-		reset_marks(state);
-		mill_list_push(&claim->idle, &state->node);
-	}
+	mill_list_init(&claim->retired);
+	claim->undo = mill_undo_new(options->store, options->work, on_undone, claim);
 	MILL_ASSERT(uv_timer_init(options->loop, &claim->due) == 0);
 	MILL_ASSERT(uv_timer_init(options->loop, &claim->poll) == 0);
 	claim->handles = 2;
-	uint64_t poll_ms = (uint64_t)(options->poll_secs * 1000);
-	uv_timer_start(&claim->poll, on_poll, poll_ms, poll_ms);
-	mill_claim_wake_all(claim);
+	mill_claim_follow(claim, options->batch, options->poll_secs);
 	return claim;
 }
 
@@ -538,20 +535,24 @@ bool mill_claim_is_idle(const struct mill_claim *claim)
 	if (!mill_link_is_up(claim->options.work) || !mill_claim_is_settled(claim))
 		return false;
 	uint64_t soon = mill_clock_ns() + (uint64_t)SECOND_NS;
-	for (size_t i = 0; i < claim->options.lane_count; i++)
-		if (claim->states[i].ready || claim->states[i].due_ns < soon)
+	if (!mill_list_empty(&claim->ready))
+		return false;
+	mill_list_each(node, &claim->idle)
+	{
+		if (state_at(node)->due_ns < soon)
 			return false;
+	}
 	return true;
 }
 
 bool mill_claim_is_settled(const struct mill_claim *claim)
 {
-	if (claim->in_flight || claim->undoing > 0)
-		return false;
-	for (const struct lost_claim *lost = claim->lost; lost != NULL; lost = lost->next)
-		if (lost->tries == 0)
-			return false;
-	return true;
+	return !claim->in_flight && claim->questions == 0 && mill_undo_is_settled(claim->undo);
+}
+
+void mill_claim_forget(struct mill_claim *claim)
+{
+	mill_undo_forget(claim->undo);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -561,15 +562,17 @@ static void on_timer_closed(uv_handle_t *handle)
 		return;
 	void (*on_closed)(void *) = claim->on_closed;
 	void *context = claim->closed_context;
-	free(claim->states);
 	free(claim);
 	on_closed(context);
 }
 
 void mill_claim_close(struct mill_claim *claim, void (*on_closed)(void *context), void *context)
 {
-	MILL_ASSERT(!claim->in_flight && claim->undoing == 0);
-	mill_claim_forget(claim);
+	MILL_ASSERT(!claim->in_flight && claim->questions == 0);
+	mill_undo_free(claim->undo);
+	free_list(&claim->ready);
+	free_list(&claim->idle);
+	free_list(&claim->retired);
 	claim->on_closed = on_closed;
 	claim->closed_context = context;
 	claim->due.data = claim->poll.data = claim;

@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "core/delivery.h"
+#include "flow/lanes.h"
 #include "pg/store.h"
 
 struct mill_claim;
@@ -16,10 +16,9 @@ struct mill_claim_options {
 	uv_loop_t *loop;
 	struct mill_store *store;
 	struct mill_link *work;
-	struct mill_lane *lanes; /* stay with the caller, and outlive the claim */
-	size_t lane_count;
+	struct mill_lanes *lanes; /* stay with the caller, and outlive the claim */
 	size_t batch;
-	double poll_secs, lease_secs;
+	double poll_secs;
 	/* How many more deliveries the executors can hold. */
 	size_t (*room)(void *context);
 	/* Takes over a claimed message; `deliver` has its frame's fields, all but the ticket. */
@@ -31,6 +30,11 @@ struct mill_claim_options {
 };
 
 struct mill_claim *mill_claim_new(const struct mill_claim_options *options);
+/*
+ * The lanes were declared anew (see lanes.h), or got other numbers: all are looked at again. A
+ * claim in flight still brings messages of lanes that were taken away.
+ */
+void mill_claim_follow(struct mill_claim *claim, size_t batch, double poll_secs);
 /* Stop claiming. What is in flight still arrives and is handed over. */
 void mill_claim_stop(struct mill_claim *claim);
 /* Claims whose answer is awaited, or whose lost answer is still to be undone. */

@@ -165,6 +165,8 @@ static void send_first(struct mill_dispatch *dispatch, struct mill_list *from,
 {
 	struct mill_delivery *delivery =
 	        mill_container_of(mill_list_first(from), struct mill_delivery, node);
+	/* It may have waited through a reload, after which the executors number lanes otherwise. */
+	mill_deliver_set_lane(&delivery->frame, (uint32_t)delivery->lane->index);
 	mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data, delivery->frame.len);
 	mill_buffer_free(&delivery->frame);
 	slot_of(dispatch, delivery->ticket)->executor = executor;
@@ -200,16 +202,30 @@ static void finish(struct mill_dispatch *dispatch, struct mill_delivery *deliver
 	dispatch->options.on_finished(delivery, dispatch->options.context);
 }
 
-void mill_dispatch_release(struct mill_dispatch *dispatch)
+static void release(struct mill_dispatch *dispatch, struct mill_list *from, bool removed_only)
 {
 	const struct mill_outcome returned = { .kind = MILL_OUTCOME_RETURNED };
-	mill_list_append(&dispatch->claimed, &dispatch->solo);
-	mill_list_each(node, &dispatch->claimed)
+	mill_list_each(node, from)
 	{
+		struct mill_delivery *delivery =
+		        mill_container_of(node, struct mill_delivery, node);
+		if (removed_only && !delivery->lane->removed)
+			continue;
 		MILL_KILL_POINT("release");
-		finish(dispatch, mill_container_of(node, struct mill_delivery, node),
-		       &dispatch->claimed, &returned);
+		finish(dispatch, delivery, from, &returned);
 	}
+}
+
+void mill_dispatch_release(struct mill_dispatch *dispatch)
+{
+	release(dispatch, &dispatch->claimed, false);
+	release(dispatch, &dispatch->solo, false);
+}
+
+void mill_dispatch_release_removed(struct mill_dispatch *dispatch)
+{
+	release(dispatch, &dispatch->claimed, true);
+	release(dispatch, &dispatch->solo, true);
 }
 
 void mill_dispatch_outcome(struct mill_dispatch *dispatch, struct mill_executor *executor,

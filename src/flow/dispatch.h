@@ -25,13 +25,18 @@ size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool
 /* Deliveries it holds, waiting or sent. */
 size_t mill_dispatch_held(const struct mill_dispatch *dispatch);
 
-/* Take over a new delivery; dispatch gives it a ticket. `deliver` has the rest of the frame. */
+/*
+ * Take over a new delivery; dispatch gives it a ticket, and its lane's index when it is sent.
+ * `deliver` has the rest of the frame.
+ */
 void mill_dispatch_take(struct mill_dispatch *dispatch, struct mill_delivery *delivery,
                         struct mill_deliver *deliver);
 /* Send what waits to executors that have room. */
 void mill_dispatch_send(struct mill_dispatch *dispatch, struct mill_pool *pool);
 /* Give back what was not sent: nothing of it has started. */
 void mill_dispatch_release(struct mill_dispatch *dispatch);
+/* The same of lanes that a reload took away. */
+void mill_dispatch_release_removed(struct mill_dispatch *dispatch);
 
 /* What the pool reports. An outcome for a ticket that is not its own is ignored (an executor's
  * handler may have forged the frame). */

@@ -3,6 +3,9 @@
  *
  *     NEW ──► REGISTERING ──► ALIVE ──► DEAD ──► (mill_lease_register) REGISTERING …
  *
+ * While ALIVE it may declare other lanes, in the same two steps as it registers: first the lanes
+ * themselves, then, with their numbers, the worker.
+ *
  * A worker counts its own lease from the moment it sent the renewal, and ends it a little early:
  * when the others learn of its death, its handlers have been stopped.
  */
@@ -20,13 +23,26 @@
 #define MARGIN_MOST_SECS 0.5
 #define SECOND_NS 1e9
 
+#define DECLARED_DEAD "other workers have declared it dead"
+
 enum lease_state { NEW, REGISTERING, ALIVE, DEAD, LEAVING, LEFT };
+
+/* What is in flight of a registration. */
+enum lease_asking { NOTHING, REGISTER, DECLARE };
 
 struct mill_lease {
 	struct mill_lease_options options;
 	enum lease_state state;
 	char worker_id[128];
-	bool asking; /* a registration is in flight */
+	enum lease_asking asking;
+	const struct mill_manifest *subject; /* it is about */
+	const struct mill_manifest *next;    /* to be declared, or NULL */
+	uint32_t next_generation;
+	bool incomplete;   /* lanes are missing in the database: declare what holds again */
+	int32_t *numbers;  /* of the subject's lanes */
+	double held_secs;  /* how long the lease lasts */
+	double doubt_secs; /* or perhaps so long: asked for, not answered; 0: no doubt */
+	uint64_t asked_ns; /* when the worker's row was last asked for */
 	bool renewing;
 	uint64_t renewed_ns; /* when the last successful renewal was sent */
 	uint64_t renewal_sent_ns;
@@ -43,7 +59,7 @@ struct mill_lease {
 
 static double lease_secs(const struct mill_lease *lease)
 {
-	return (double)lease->options.manifest->settings.lease_secs;
+	return lease->doubt_secs > 0 ? fmin(lease->held_secs, lease->doubt_secs) : lease->held_secs;
 }
 
 /* Short leases are looked after more often. */
@@ -53,9 +69,9 @@ static double tick_secs(const struct mill_lease *lease)
 }
 
 /* The end of a lease is left to stopping the handlers. */
-static double own_lease_secs(const struct mill_lease *lease)
+static double own_secs(double secs)
 {
-	return lease_secs(lease) - fmin(lease_secs(lease) / 12, MARGIN_MOST_SECS);
+	return secs - fmin(secs / 12, MARGIN_MOST_SECS);
 }
 
 static void log_refusal(struct mill_lease *lease, const char *what, const struct mill_err *err)
@@ -79,10 +95,16 @@ static void die(struct mill_lease *lease, const char *reason)
 }
 
 static void on_end(uv_timer_t *timer);
+static void on_tick(uv_timer_t *timer);
 
 static uint64_t end_ns(const struct mill_lease *lease)
 {
-	return lease->renewed_ns + (uint64_t)(own_lease_secs(lease) * SECOND_NS);
+	uint64_t end = lease->renewed_ns + (uint64_t)(own_secs(lease->held_secs) * SECOND_NS);
+	if (lease->doubt_secs == 0)
+		return end;
+	uint64_t since = lease->asked_ns > lease->renewed_ns ? lease->asked_ns : lease->renewed_ns;
+	uint64_t other = since + (uint64_t)(own_secs(lease->doubt_secs) * SECOND_NS);
+	return other < end ? other : end;
 }
 
 void mill_lease_check(struct mill_lease *lease)
@@ -123,14 +145,28 @@ static void make_worker_id(struct mill_lease *lease)
 	mill_store_set_worker(lease->options.store, lease->worker_id);
 }
 
-static void on_worker_registered(struct mill_results *results, const struct mill_err *err,
-                                 void *context)
+static void ask(struct mill_lease *lease);
+
+static void set_lease_secs(struct mill_lease *lease, double secs)
 {
-	(void)results;
-	struct mill_lease *lease = context;
-	lease->asking = false;
-	if (lease->state != REGISTERING)
-		return;
+	lease->held_secs = secs;
+	lease->doubt_secs = 0;
+	mill_sweep_set_lease(lease->sweep, secs);
+	uint64_t tick_ms = (uint64_t)(tick_secs(lease) * 1000);
+	if (uv_timer_get_repeat(&lease->tick) != tick_ms)
+		uv_timer_start(&lease->tick, on_tick, tick_ms, tick_ms);
+}
+
+/* The lease lasts from when it was asked for. */
+static void confirm(struct mill_lease *lease)
+{
+	if (lease->asked_ns > lease->renewed_ns)
+		lease->renewed_ns = lease->asked_ns;
+	set_lease_secs(lease, (double)lease->subject->settings.lease_secs);
+}
+
+static void take_registered(struct mill_lease *lease, const struct mill_err *err)
+{
 	if (err != NULL) {
 		/* It may have been written all the same: a further try is a worker of another name.
 		 */
@@ -139,42 +175,102 @@ static void on_worker_registered(struct mill_results *results, const struct mill
 		return;
 	}
 	lease->state = ALIVE;
-	lease->renewed_ns = lease->renewal_sent_ns;
+	confirm(lease);
 	mill_log(MILL_LOG_INFO, "registered", MILL_TEXT("worker", lease->worker_id),
-	         MILL_TEXT("app", lease->options.manifest->settings.app),
-	         MILL_INT("lanes", lease->options.manifest->lane_count));
-	lease->options.on_registered(lease->options.context);
+	         MILL_TEXT("app", lease->subject->settings.app),
+	         MILL_INT("lanes", lease->subject->lane_count));
+	lease->options.on_registered(lease->numbers, lease->options.context);
 	set_end(lease);
+	ask(lease);
 }
 
-static void register_worker(struct mill_lease *lease)
+/* A lost answer leaves open which manifest holds; declaring again decides it. */
+static void take_declared(struct mill_lease *lease, struct mill_results *results,
+                          const struct mill_err *err)
 {
-	const struct mill_manifest *manifest = lease->options.manifest;
+	const struct mill_lease_options *options = &lease->options;
+	if (err != NULL) {
+		log_refusal(lease, "declare worker", err);
+	} else if (!mill_store_renewed(results)) {
+		die(lease, DECLARED_DEAD);
+	} else if (lease->subject == lease->next) {
+		confirm(lease);
+		lease->options.manifest = lease->next;
+		lease->options.generation = lease->next_generation;
+		lease->next = NULL;
+		lease->incomplete = false;
+		set_end(lease);
+		options->on_declared(lease->numbers, options->context);
+	} else {
+		confirm(lease);
+		lease->incomplete = false;
+		set_end(lease);
+		mill_log(MILL_LOG_WARN, "lanes_restored",
+		         MILL_INT("lanes", lease->subject->lane_count));
+		options->on_renumbered(lease->numbers, options->context);
+	}
+}
+
+static void on_worker_answer(struct mill_results *results, const struct mill_err *err,
+                             void *context)
+{
+	struct mill_lease *lease = context;
+	enum lease_asking asked = lease->asking;
+	lease->asking = NOTHING;
+	if (asked == REGISTER && lease->state == REGISTERING)
+		take_registered(lease, err);
+	else if (asked == DECLARE && lease->state == ALIVE)
+		take_declared(lease, results, err);
+}
+
+static void ask_worker(struct mill_lease *lease)
+{
+	const struct mill_manifest *manifest = lease->subject;
 	char host[64] = "";
 	gethostname(host, sizeof(host) - 1);
-	int32_t *lanes = mill_alloc(manifest->lane_count * sizeof(lanes[0]));
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		lanes[i] = lease->options.lanes[i].number;
 	struct mill_store_worker worker = {
 		.app = manifest->settings.app,
 		.host = host,
 		.pid = (int32_t)getpid(),
 		.lease_secs = (int32_t)manifest->settings.lease_secs,
-		.generation = (int32_t)lease->options.generation,
-		.lanes = lanes,
+		.generation = (int32_t)(manifest == lease->next ? lease->next_generation
+		                                                : lease->options.generation),
+		.lanes = lease->numbers,
 		.lane_count = manifest->lane_count,
 	};
-	lease->asking = true;
-	lease->renewal_sent_ns = mill_clock_ns();
-	mill_store_register_worker(lease->options.store, lease->options.link, &worker,
-	                           on_worker_registered, lease);
-	free(lanes);
+	lease->asked_ns = mill_clock_ns();
+	if (lease->asking == REGISTER) {
+		mill_store_register_worker(lease->options.store, lease->options.link, &worker,
+		                           on_worker_answer, lease);
+		return;
+	}
+	/* From now on the others may count with the new lease, whether we hear of it or not. */
+	lease->doubt_secs = (double)manifest->settings.lease_secs;
+	mill_store_declare_worker(lease->options.store, lease->options.link, &worker,
+	                          on_worker_answer, lease);
+	set_end(lease);
 }
 
-/* One pair of another app's, and none of ours was written: this program cannot run. */
+static void refuse_pairs(struct mill_lease *lease, const struct mill_err *refusal)
+{
+	const struct mill_lease_options *options = &lease->options;
+	if (lease->asking == REGISTER) {
+		lease->state = DEAD;
+		options->on_refused(refusal, options->context);
+	} else if (lease->subject == lease->next) {
+		lease->next = NULL;
+		options->on_declare_refused(refusal, options->context);
+	} else {
+		/* Lanes were deleted, and another app has taken one since. */
+		lease->incomplete = false;
+		log_refusal(lease, "restore lanes", refusal);
+	}
+}
+
+/* One pair of another app's, and none of ours was written. */
 static int check_owners(struct mill_lease *lease, const struct mill_results *results)
 {
-	const struct mill_manifest *manifest = lease->options.manifest;
+	const struct mill_manifest *manifest = lease->subject;
 	const char *own = manifest->settings.app;
 	for (size_t i = 0; i < manifest->lane_count; i++) {
 		const struct mill_manifest_lane *lane = &manifest->lanes[i];
@@ -188,41 +284,56 @@ static int check_owners(struct mill_lease *lease, const struct mill_results *res
 		             "`%s` of topic `%s` belongs to app `%.*s`: name the subscriber "
 		             "otherwise, or set `app`",
 		             lane->subscriber, lane->topic, (int)app.len, app.data);
-		lease->state = DEAD;
-		lease->options.on_refused(&refusal, lease->options.context);
+		refuse_pairs(lease, &refusal);
+		lease->asking = NOTHING;
 		return -1;
 	}
 	return 0;
 }
 
-static void on_lanes_registered(struct mill_results *results, const struct mill_err *err,
-                                void *context)
+static bool take_numbers(struct mill_lease *lease, const struct mill_results *results)
 {
-	struct mill_lease *lease = context;
-	lease->asking = false;
-	if (lease->state != REGISTERING)
-		return;
-	if (err != NULL) {
-		log_refusal(lease, "register lanes", err);
-		return;
-	}
-	if (check_owners(lease, results) != 0)
-		return;
-	for (size_t i = 0; i < lease->options.manifest->lane_count; i++) {
+	size_t count = lease->subject->lane_count;
+	lease->numbers = mill_realloc(lease->numbers, count * sizeof(lease->numbers[0]));
+	for (size_t i = 0; i < count; i++) {
 		struct mill_span app;
-		int32_t number = mill_store_registered_lane(results, i, &app);
+		lease->numbers[i] = mill_store_registered_lane(results, i, &app);
 		if (app.data == NULL)
-			return; /* somebody removed it this moment: again */
-		lease->options.lanes[i].number = number;
+			return false; /* somebody removed it this moment: again */
 	}
-	register_worker(lease);
+	return true;
 }
 
-static void register_lanes(struct mill_lease *lease)
+static void on_lanes_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
-	lease->asking = true;
-	mill_store_register_lanes(lease->options.store, lease->options.link,
-	                          lease->options.manifest, on_lanes_registered, lease);
+	struct mill_lease *lease = context;
+	bool wanted =
+	        lease->asking == REGISTER ? lease->state == REGISTERING : lease->state == ALIVE;
+	if (err != NULL)
+		log_refusal(lease, "register lanes", err);
+	else if (wanted && check_owners(lease, results) != 0)
+		return;
+	if (wanted && err == NULL && take_numbers(lease, results))
+		ask_worker(lease);
+	else
+		lease->asking = NOTHING;
+}
+
+/* Begin whichever registration is due, unless one is under way. */
+static void ask(struct mill_lease *lease)
+{
+	if (lease->asking != NOTHING || !mill_link_is_up(lease->options.link))
+		return;
+	if (lease->state == REGISTERING)
+		lease->asking = REGISTER;
+	else if (lease->state == ALIVE && (lease->next != NULL || lease->incomplete))
+		lease->asking = DECLARE;
+	else
+		return;
+	bool other = lease->asking == DECLARE && lease->next != NULL;
+	lease->subject = other ? lease->next : lease->options.manifest;
+	mill_store_register_lanes(lease->options.store, lease->options.link, lease->subject,
+	                          on_lanes_answer, lease);
 }
 
 void mill_lease_register(struct mill_lease *lease)
@@ -230,8 +341,16 @@ void mill_lease_register(struct mill_lease *lease)
 	MILL_ASSERT(lease->state == NEW || lease->state == DEAD);
 	lease->state = REGISTERING;
 	make_worker_id(lease);
-	if (mill_link_is_up(lease->options.link))
-		register_lanes(lease);
+	ask(lease);
+}
+
+void mill_lease_declare(struct mill_lease *lease, const struct mill_manifest *manifest,
+                        uint32_t generation)
+{
+	MILL_ASSERT(lease->next == NULL);
+	lease->next = manifest;
+	lease->next_generation = generation;
+	ask(lease);
 }
 
 const char *mill_lease_worker_id(const struct mill_lease *lease)
@@ -250,10 +369,13 @@ static void on_renewed(struct mill_results *results, const struct mill_err *err,
 	if (err != NULL) {
 		log_refusal(lease, "renew", err);
 	} else if (mill_store_renewed(results)) {
-		lease->renewed_ns = lease->renewal_sent_ns;
+		if (lease->renewal_sent_ns > lease->renewed_ns)
+			lease->renewed_ns = lease->renewal_sent_ns;
 		set_end(lease);
+		lease->incomplete |= !mill_store_lanes_stand(results);
+		ask(lease);
 	} else {
-		die(lease, "other workers have declared it dead");
+		die(lease, DECLARED_DEAD);
 	}
 }
 
@@ -268,10 +390,8 @@ static void on_tick(uv_timer_t *timer)
 {
 	struct mill_lease *lease = mill_container_of(timer, struct mill_lease, tick);
 	uint64_t now = mill_clock_ns();
-	bool up = mill_link_is_up(lease->options.link);
-	if (lease->state == REGISTERING && up && !lease->asking)
-		register_lanes(lease);
-	if (lease->state != ALIVE || !up)
+	ask(lease);
+	if (lease->state != ALIVE || !mill_link_is_up(lease->options.link))
 		return;
 	double since = (double)(now - lease->renewed_ns) / SECOND_NS;
 	if (since > lease_secs(lease) / 3 - tick_secs(lease) / 2 && !lease->renewing)
@@ -297,12 +417,11 @@ static void say_farewell(struct mill_lease *lease)
 
 void mill_lease_link_up(struct mill_lease *lease)
 {
-	if (lease->state == REGISTERING && !lease->asking)
-		register_lanes(lease);
-	else if (lease->state == ALIVE && !lease->renewing)
+	if (lease->state == ALIVE && !lease->renewing)
 		renew(lease);
 	else if (lease->state == LEAVING)
 		say_farewell(lease);
+	ask(lease);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -311,6 +430,7 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 {
 	struct mill_lease *lease = mill_calloc(1, sizeof(*lease));
 	lease->options = *options;
+	lease->held_secs = (double)options->manifest->settings.lease_secs;
 	struct mill_sweep_options sweep_options = {
 		.store = options->store,
 		.link = options->sweep_link,
@@ -330,7 +450,7 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options)
 void mill_lease_leave(struct mill_lease *lease, void (*on_left)(void *context), void *context)
 {
 	/* A registration under way is answered first: exchanges of a link keep their order. */
-	bool registered = lease->state == ALIVE || lease->asking;
+	bool registered = lease->state == ALIVE || lease->asking != NOTHING;
 	lease->state = registered ? LEAVING : LEFT;
 	uv_timer_stop(&lease->tick);
 	uv_timer_stop(&lease->end);
@@ -350,6 +470,7 @@ static void on_timer_closed(uv_handle_t *handle)
 	void (*on_closed)(void *) = lease->on_closed;
 	void *context = lease->closed_context;
 	mill_sweep_free(lease->sweep);
+	free(lease->numbers);
 	free(lease);
 	on_closed(context);
 }

@@ -18,10 +18,19 @@ struct mill_lease_options {
 	struct mill_link *link;               /* the lease link */
 	struct mill_link *sweep_link;         /* may wait for a lock; a renewal must not */
 	const struct mill_manifest *manifest; /* stays with the caller */
-	struct mill_lane *lanes; /* as many as the manifest's; their numbers are filled in */
 	uint32_t generation;
-	/* Lanes and worker are registered: claims may begin. After each mill_lease_register. */
-	void (*on_registered)(void *context);
+	/*
+	 * Lanes and worker are registered: claims may begin. After each mill_lease_register.
+	 * `numbers` are the lanes', in the manifest's order.
+	 */
+	void (*on_registered)(const int32_t *numbers, void *context);
+	/* The manifest given to mill_lease_declare holds now. */
+	void (*on_declared)(const int32_t *numbers, void *context);
+	/* Another app owns one of its pairs: the manifest before it still holds. */
+	void (*on_declare_refused)(const struct mill_err *err, void *context);
+	/* Somebody had deleted lanes from the database: they are there again, under these numbers.
+	 */
+	void (*on_renumbered)(const int32_t *numbers, void *context);
 	/* Another app owns one of the pairs: this one cannot run. */
 	void (*on_refused)(const struct mill_err *err, void *context);
 	/* The lease is over: to the others this worker is dead. Comes once per registration. */
@@ -38,6 +47,12 @@ struct mill_lease *mill_lease_new(const struct mill_lease_options *options);
  * nothing of the old life runs any more.
  */
 void mill_lease_register(struct mill_lease *lease);
+/*
+ * Register another manifest under the same worker and lease, as soon as both can be had; it stays
+ * with the caller, as does the one before until on_declared. One at a time.
+ */
+void mill_lease_declare(struct mill_lease *lease, const struct mill_manifest *manifest,
+                        uint32_t generation);
 const char *mill_lease_worker_id(const struct mill_lease *lease);
 
 /*

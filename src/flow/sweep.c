@@ -232,6 +232,11 @@ struct mill_sweep *mill_sweep_new(const struct mill_sweep_options *options)
 	return sweep;
 }
 
+void mill_sweep_set_lease(struct mill_sweep *sweep, double lease_secs)
+{
+	sweep->options.lease_secs = lease_secs;
+}
+
 void mill_sweep_free(struct mill_sweep *sweep)
 {
 	free(sweep);

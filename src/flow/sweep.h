@@ -22,6 +22,8 @@ struct mill_sweep_options {
 };
 
 struct mill_sweep *mill_sweep_new(const struct mill_sweep_options *options);
+/* The lease that sweeps keep time by has changed. */
+void mill_sweep_set_lease(struct mill_sweep *sweep, double lease_secs);
 /* Only after the link is closed. */
 void mill_sweep_free(struct mill_sweep *sweep);
 

@@ -287,15 +287,24 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" VALUES ($1::text, $2::text, $3::text, $4::int4, $5::int4,"
 		"  clock_timestamp() + $5::int4 * interval '1 second', $6::int4[], $7::int4)" },
 
+	/* $1 id, $2 lease_secs, $3 lanes, $4 generation: a renewal that changes what is declared. */
+	[MILL_QUERY_DECLARE_WORKER] = { "declare_worker",
+		"UPDATE {schema}.worker SET lease_secs = $2::int4, lanes = $3::int4[],"
+		"  generation = $4::int4,"
+		"  lease_until = clock_timestamp() + $2::int4 * interval '1 second'"
+		" WHERE id = $1::text AND lease_until > clock_timestamp() RETURNING id" },
+
 	/*
 	 * $1 id. A lease that is over cannot be renewed: others may be taking its messages this
 	 * moment. clock_timestamp, because the row may have to be waited for and now() stands
-	 * still.
+	 * still. Besides: whether all its lanes are still registered.
 	 */
 	[MILL_QUERY_RENEW] = { "renew",
-		"UPDATE {schema}.worker"
+		"UPDATE {schema}.worker AS w"
 		" SET lease_until = clock_timestamp() + lease_secs * interval '1 second'"
-		" WHERE id = $1::text AND lease_until > clock_timestamp() RETURNING id" },
+		" WHERE id = $1::text AND lease_until > clock_timestamp()"
+		" RETURNING w.id, cardinality(w.lanes) = (SELECT count(*) FROM {schema}.subscription AS s"
+		"  WHERE s.lane = ANY (w.lanes))" },
 
 	/* $1 id: an orderly end. */
 	[MILL_QUERY_LEAVE] = { "leave",

@@ -287,6 +287,10 @@ const struct mill_query_text mill_plain_queries[MILL_QUERY_COUNT] = {
 		"SELECT 1 WHERE $1::text IS NULL AND $2::text IS NULL AND $3::text IS NULL"
 		" AND $4::int4 IS NULL AND $5::int4 IS NULL AND $6::int4[] IS NULL AND $7::int4 IS NULL" },
 
+	[MILL_QUERY_DECLARE_WORKER] = { "declare_worker",
+		"SELECT $1::text WHERE $2::int4 IS NOT NULL AND $3::int4[] IS NOT NULL"
+		" AND $4::int4 IS NOT NULL" },
+
 	/*
 	 * $1 id. Always one row: nobody declares a worker dead, its messages are taken one by one.
 	 * A row that somebody has locked is left to the next renewal; there are two more in time.
@@ -298,7 +302,7 @@ const struct mill_query_text mill_plain_queries[MILL_QUERY_COUNT] = {
 		" FOR UPDATE SKIP LOCKED),"
 		" renewed AS ("
 		" UPDATE " TABLE " AS q SET claimed_at = now() FROM held WHERE q.ctid = held.tid)"
-		" SELECT $1::text" },
+		" SELECT $1::text, true" },
 
 	[MILL_QUERY_LEAVE] = { "leave", "SELECT 1 WHERE $1::text IS NULL" },
 

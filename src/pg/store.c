@@ -27,8 +27,9 @@ static const uint64_t uses[] = {
 	                  BIT(MILL_QUERY_SETTLE_BACK) | BIT(MILL_QUERY_STILL_HELD) |
 	                  BIT(MILL_QUERY_NOTIFY),
 	[MILL_USE_LEASE] = BIT(MILL_QUERY_REGISTER_LANES) | BIT(MILL_QUERY_READ_LANES) |
-	                   BIT(MILL_QUERY_REGISTER_WORKER) | BIT(MILL_QUERY_RENEW) |
-	                   BIT(MILL_QUERY_LEAVE) | BIT(MILL_QUERY_NOTIFY_CONTROL),
+	                   BIT(MILL_QUERY_REGISTER_WORKER) | BIT(MILL_QUERY_DECLARE_WORKER) |
+	                   BIT(MILL_QUERY_RENEW) | BIT(MILL_QUERY_LEAVE) |
+	                   BIT(MILL_QUERY_NOTIFY_CONTROL),
 	[MILL_USE_SWEEP] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_STAMP) |
 	                   BIT(MILL_QUERY_RECLAIM_DEAD) | BIT(MILL_QUERY_RECLAIM_UNKNOWN) |
 	                   BIT(MILL_QUERY_BURY) | BIT(MILL_QUERY_PRUNE) |
@@ -513,6 +514,14 @@ int32_t mill_store_registered_lane(const struct mill_results *results, size_t i,
 	return mill_rowset_int(rows, (int)i, 0);
 }
 
+static void lane_numbers_param(struct mill_params *p, const struct mill_store_worker *worker)
+{
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < worker->lane_count; i++)
+		mill_element_int4(p, worker->lanes[i]);
+	mill_params_array_end(p);
+}
+
 void mill_store_register_worker(struct mill_store *store, struct mill_link *link,
                                 const struct mill_store_worker *worker, mill_link_done done,
                                 void *context)
@@ -523,12 +532,21 @@ void mill_store_register_worker(struct mill_store *store, struct mill_link *link
 	mill_params_text(p, MILL_SPAN(worker->host));
 	mill_params_int4(p, worker->pid);
 	mill_params_int4(p, worker->lease_secs);
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < worker->lane_count; i++)
-		mill_element_int4(p, worker->lanes[i]);
-	mill_params_array_end(p);
+	lane_numbers_param(p, worker);
 	mill_params_int4(p, worker->generation);
 	send_one(link, MILL_QUERY_REGISTER_WORKER, p, done, context);
+}
+
+void mill_store_declare_worker(struct mill_store *store, struct mill_link *link,
+                               const struct mill_store_worker *worker, mill_link_done done,
+                               void *context)
+{
+	struct mill_params *p = params(store);
+	worker_param(store, p);
+	mill_params_int4(p, worker->lease_secs);
+	lane_numbers_param(p, worker);
+	mill_params_int4(p, worker->generation);
+	send_one(link, MILL_QUERY_DECLARE_WORKER, p, done, context);
 }
 
 void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_link_done done,
@@ -542,6 +560,11 @@ void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_lin
 bool mill_store_renewed(const struct mill_results *results)
 {
 	return mill_rowset_count(mill_results_at(results, 0)) == 1;
+}
+
+bool mill_store_lanes_stand(const struct mill_results *results)
+{
+	return mill_rowset_bool(mill_results_at(results, 0), 0, 1);
 }
 
 void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,

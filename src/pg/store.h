@@ -154,10 +154,16 @@ struct mill_store_worker {
 void mill_store_register_worker(struct mill_store *store, struct mill_link *link,
                                 const struct mill_store_worker *worker, mill_link_done done,
                                 void *context);
+/* Change what it declares; a renewal, too: mill_store_renewed tells. */
+void mill_store_declare_worker(struct mill_store *store, struct mill_link *link,
+                               const struct mill_store_worker *worker, mill_link_done done,
+                               void *context);
 void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_link_done done,
                       void *context);
 /* Did the renewal find the lease still alive? */
 bool mill_store_renewed(const struct mill_results *results);
+/* Of a renewal that did: are all lanes that the worker declares still registered? */
+bool mill_store_lanes_stand(const struct mill_results *results);
 void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
                       void *context);
 
