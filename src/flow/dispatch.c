@@ -61,9 +61,7 @@ size_t mill_dispatch_held(const struct mill_dispatch *dispatch)
  */
 size_t mill_dispatch_room(const struct mill_dispatch *dispatch, struct mill_pool *pool)
 {
-	size_t room = 0;
-	for (struct mill_executor *e = mill_pool_next(pool, NULL); e; e = mill_pool_next(pool, e))
-		room += mill_executor_room(e);
+	size_t room = mill_pool_room(pool);
 	return room > dispatch->claimed.len ? room - dispatch->claimed.len : 0;
 }
 

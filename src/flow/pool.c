@@ -232,6 +232,14 @@ static void watch_processor(struct mill_process *process, uint64_t now)
 	mill_process_kill(process, late ? MILL_KILL_LIMIT : MILL_KILL_STALL);
 }
 
+/* Its successor takes what comes; it ends when what it has is done. */
+static void recycle(struct mill_process *process)
+{
+	process->recycled = true;
+	mill_process_drain(process);
+	start_missing(process->executor.pool);
+}
+
 /* Over the limit an executor is drained and replaced; far over, its handler is not waited for. */
 static void watch_memory(struct mill_process *process)
 {
@@ -247,8 +255,7 @@ static void watch_memory(struct mill_process *process)
 	} else if (process->state == MILL_PROCESS_READY) {
 		mill_log(MILL_LOG_INFO, "executor_recycled", MILL_INT("pid", process->handle.pid),
 		         MILL_INT("memory_mb", used), MILL_INT("max_memory_mb", limit));
-		mill_process_drain(process);
-		start_missing(pool);
+		recycle(process);
 	}
 }
 
@@ -261,8 +268,7 @@ static void check_deliveries(struct mill_process *process)
 		return;
 	mill_log(MILL_LOG_INFO, "executor_recycled", MILL_INT("pid", process->handle.pid),
 	         MILL_INT("deliveries", process->executor.delivered));
-	mill_process_drain(process);
-	start_missing(pool);
+	recycle(process);
 }
 
 static void on_watch(uv_timer_t *timer)
@@ -342,10 +348,29 @@ size_t mill_pool_ready_count(struct mill_pool *pool)
 
 size_t mill_executor_room(const struct mill_executor *executor)
 {
-	size_t most = executor->pool->options.concurrency;
-	if (process_of(executor)->state != MILL_PROCESS_READY || executor->sent.len >= most)
+	const struct mill_pool_options *options = &executor->pool->options;
+	if (process_of(executor)->state != MILL_PROCESS_READY ||
+	    executor->sent.len >= options->concurrency)
 		return 0;
-	return most - executor->sent.len;
+	uint64_t room = options->concurrency - executor->sent.len;
+	uint64_t left = options->max_deliveries - executor->delivered;
+	return options->max_deliveries != 0 && left < room ? left : room;
+}
+
+size_t mill_pool_room(struct mill_pool *pool)
+{
+	size_t most = pool->options.count * pool->options.concurrency, held = 0, room = 0;
+	mill_list_each(node, &pool->processes)
+	{
+		const struct mill_process *process = process_at(node);
+		if (process->solo)
+			continue;
+		if (process->state == MILL_PROCESS_READY || process->recycled)
+			held += process->executor.sent.len;
+		room += mill_executor_room(&process->executor);
+	}
+	size_t left = held < most ? most - held : 0;
+	return room < left ? room : left;
 }
 
 uint64_t mill_executor_busy_ns(const struct mill_executor *executor)

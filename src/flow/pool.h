@@ -70,6 +70,11 @@ size_t mill_pool_ready_count(struct mill_pool *pool);
 struct mill_executor *mill_pool_solo(struct mill_pool *pool, bool wanted);
 /* How many more deliveries it may hold; 0 when it is not ready. */
 size_t mill_executor_room(const struct mill_executor *executor);
+/*
+ * How many more deliveries they may hold together. What recycled ones have still to finish counts:
+ * deliveries that last must not gather ever more processes around them.
+ */
+size_t mill_pool_room(struct mill_pool *pool);
 /* Nanoseconds its current delivery has held the processor; 0 when idle. */
 uint64_t mill_executor_busy_ns(const struct mill_executor *executor);
 int mill_executor_pid(const struct mill_executor *executor);

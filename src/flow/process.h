@@ -40,6 +40,7 @@ struct mill_process {
 	enum mill_kill kill;
 	uint64_t killed_ticket; /* whom the kill was meant for; 0: nobody */
 	bool solo;              /* for messages that run alone; not one of options.count */
+	bool recycled;          /* drained to be replaced, not because the pool ends */
 	uint64_t started_ns, ready_ns;
 
 	/* The rest is process.c's. */
