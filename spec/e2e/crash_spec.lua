@@ -246,3 +246,68 @@ describe("a debug hook that a handler leaves behind", function()
     end
   end)
 end)
+
+-- A time limit that passes while a handler waits is kept by its executor. One that was stopped keeps
+-- none, and the runtime is left to notice.
+describe("an executor that does not react", function()
+  local CONFIG = { stall_secs = 1, kill_grace_secs = 0.2, timeout_secs = 3600 }
+  local REASON = "its executor did not react for more than 1 s (stall_secs): it was killed"
+
+  local function config(changes)
+    local whole = {}
+    for _, from in ipairs { CONFIG, changes or {} } do
+      for key, value in pairs(from) do
+        whole[key] = value
+      end
+    end
+    return whole
+  end
+
+  it("while its handlers wait is killed, and they run elsewhere, uncounted", function()
+    local app, worker = start("", config())
+    publish_innocents(app, 5)
+    journal.wait_until_begun(app, 5)
+    process.run { "kill", "-STOP", tostring(journal.begun(app)[1].pid) }
+    journal.wait_until_begun(app, 10)
+    worker:wait_for(('event=executor_died pid=%%d+ reason="%s" signal=9 deliveries=5'):format(
+      (REASON:gsub("%p", "%%%0"))))
+    assert.equal(5, journal.count(app, "running", "attempts = 1 and crashes = 1"))
+    app:write("go", "")
+    journal.wait_until_finished(app)
+    assert.equal(5, journal.count(app, "done", "attempts = 1 and crashes = 1"))
+  end)
+
+  it("and was idle is killed when it gets something to do, which runs elsewhere", function()
+    local app = start("", config())
+    local first = journal.publish(app, "t")
+    journal.wait_for_status(app, first, "done")
+    process.run { "kill", "-STOP", tostring(journal.begun(app)[1].pid) }
+    local row = journal.wait_for_status(app, journal.publish(app, "t"), "done")
+    assert.same({ "1", "1" }, { row.attempts, row.crashes })
+    journal.assert_once_each(app, 2)
+  end)
+
+  it("is traced to the message that freezes it, which becomes a dead letter", function()
+    local app = start([[
+      os.execute(("(sleep 0.05; kill -STOP %d) >/dev/null 2>&1 &"):format(journal.pid))
+      tidemill.sleep(3600)
+    ]], config { max_attempts = 2, retry_backoff_secs = 0 })
+    local row = journal.wait_for_status(app, journal.publish(app, "t"), "failed", 60)
+    assert.same({ "2", "2", REASON }, { row.attempts, row.crashes, row.error })
+    local attempts = {}
+    for i, run in ipairs(journal.begun(app)) do
+      attempts[i] = run.attempt
+    end
+    assert.same({ 1, 1, 1, 2 }, attempts)
+  end)
+
+  it("is none in which handlers only wait, for many times stall_secs", function()
+    local app, worker = start("tidemill.sleep(5)", { stall_secs = 0.5, kill_grace_secs = 0.2 })
+    for _ = 1, 3 do
+      journal.publish(app, "t")
+    end
+    journal.wait_until_finished(app)
+    assert.equal(3, journal.count(app, "done", "attempts = 1 and crashes = 0"))
+    assert.is_nil(worker:stderr():find "executor_died")
+  end)
+end)

@@ -5,7 +5,7 @@
  * fields in fixed order: integers in host order, since both ends are one program on one machine;
  * texts with a u32 length before them, any bytes inside. Many frames share one write.
  *
- *     runtime → executor    LOAD, DELIVER, CANCEL, REPLY, DRAIN
+ *     runtime → executor    LOAD, DELIVER, CANCEL, REPLY, DRAIN, PING
  *     executor → runtime    MANIFEST, LOAD_ERROR, OUTCOME, REQUEST, BYE
  *
  * A reader never trusts the other end: every length is checked, and a frame that cannot be parsed
@@ -26,6 +26,7 @@ enum mill_frame_type {
 	MILL_FRAME_CANCEL,
 	MILL_FRAME_REPLY,
 	MILL_FRAME_DRAIN,
+	MILL_FRAME_PING,
 	MILL_FRAME_MANIFEST = 64,
 	MILL_FRAME_LOAD_ERROR,
 	MILL_FRAME_OUTCOME,

@@ -2,7 +2,7 @@
  * What is inside the frames: one struct and a pair of functions (write a frame, read a body) per
  * frame type that has fields. Spans point into the frame that was read.
  *
- * Both processes. The manifest has its own pair in config.h. DRAIN and BYE have no body.
+ * Both processes. The manifest has its own pair in config.h. DRAIN, PING and BYE have no body.
  */
 #pragma once
 

@@ -18,6 +18,7 @@ struct mill_page {
 	_Atomic uint64_t since_ns;    /* mill_clock_ns when it got there */
 	_Atomic uint64_t deadline_ns; /* mill_clock_ns when its time limit passes; 0: none */
 	_Atomic uint64_t heap_bytes;  /* what the Lua heap holds, for max_memory_mb */
+	_Atomic uint64_t turns;       /* of its loop: whether it reacts to anything */
 };
 
 /* The descriptors an executor process finds open. */

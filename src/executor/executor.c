@@ -120,6 +120,7 @@ static void on_before_run(void *context, uint64_t now_ns, bool quick)
 static void on_turn(uv_prepare_t *turn)
 {
 	struct executor *executor = mill_container_of(turn, struct executor, turn);
+	atomic_fetch_add_explicit(&executor->page->turns, 1, memory_order_relaxed);
 	if (executor->draining && !executor->said_bye &&
 	    mill_list_empty(&executor->tasks.running)) {
 		mill_frame_end(&executor->out, mill_frame_begin(&executor->out, MILL_FRAME_BYE));
@@ -197,10 +198,19 @@ static int on_drain(struct executor *executor, struct mill_frame *frame, struct 
 	return 0;
 }
 
+/* To have come this far is the answer: the loop has turned, and the page says so. */
+static int on_ping(struct executor *executor, struct mill_frame *frame, struct mill_err *err)
+{
+	(void)executor;
+	if (!mill_reader_finished(&frame->body))
+		return mill_err_set(err, MILL_ERR_PROTOCOL, "a PING frame with a body");
+	return 0;
+}
+
 static int (*const on_frame[])(struct executor *, struct mill_frame *, struct mill_err *) = {
 	[MILL_FRAME_LOAD] = on_load,     [MILL_FRAME_DELIVER] = on_deliver,
 	[MILL_FRAME_CANCEL] = on_cancel, [MILL_FRAME_REPLY] = on_reply,
-	[MILL_FRAME_DRAIN] = on_drain,
+	[MILL_FRAME_DRAIN] = on_drain,   [MILL_FRAME_PING] = on_ping,
 };
 
 /* Handle the whole frames in `in`; what is left of the last one stays there. */

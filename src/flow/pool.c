@@ -188,9 +188,11 @@ static void on_end(struct mill_process *process, int64_t status, int signal_numb
 	bool replace = !pool->draining && !process->solo && process->state != MILL_PROCESS_DRAINING;
 	process->state = MILL_PROCESS_DYING;
 	mill_list_remove(&pool->processes, &process->node);
+	bool explained = death.blamed || process->kill == MILL_KILL_MEMORY ||
+	                 process->kill == MILL_KILL_FROZEN;
 	if (!death.ordered && process->kill != MILL_KILL_LOAD)
 		mill_log(MILL_LOG_ERROR, "executor_died", MILL_INT("pid", process->handle.pid),
-		         MILL_TEXT("reason", death.blamed ? death.reason : NULL),
+		         MILL_TEXT("reason", explained ? death.reason : NULL),
 		         signal_number != 0 ? MILL_INT("signal", signal_number)
 		                            : MILL_INT("exit_code", status),
 		         MILL_INT("deliveries", process->executor.sent.len));
@@ -230,6 +232,37 @@ static void watch_processor(struct mill_process *process, uint64_t now)
 		return;
 	process->killed_ticket = on.ticket;
 	mill_process_kill(process, late ? MILL_KILL_LIMIT : MILL_KILL_STALL);
+}
+
+static unsigned looks_in(double secs)
+{
+	return (unsigned)(secs * 1000 / WATCH_MS) + 1;
+}
+
+/*
+ * The time limit of a handler that waits is its executor's to keep, and one that was stopped keeps
+ * none. So an executor that has deliveries and shows no sign of life is asked for one, and killed
+ * if it gives none. Counted in looks: while the whole machine stands still, nobody is silent.
+ */
+static void watch_reaction(struct mill_process *process)
+{
+	const struct mill_pool_options *options = &process->executor.pool->options;
+	struct mill_on_processor on;
+	uint64_t turns = mill_process_turns(process);
+	bool expected =
+	        process->state == MILL_PROCESS_READY || process->state == MILL_PROCESS_DRAINING;
+	if (!expected || mill_list_empty(&process->executor.sent) || turns != process->turns_seen ||
+	    mill_process_page(process, &on)) {
+		process->turns_seen = turns;
+		process->silent_looks = 0;
+		return;
+	}
+	process->silent_looks++;
+	unsigned patience = looks_in(options->stall_secs);
+	if (process->silent_looks == patience)
+		mill_process_ping(process);
+	else if (process->silent_looks > 2 * patience + looks_in(options->kill_grace_secs))
+		mill_process_kill(process, MILL_KILL_FROZEN);
 }
 
 /* Its successor takes what comes; it ends when what it has is done. */
@@ -284,6 +317,7 @@ static void on_watch(uv_timer_t *timer)
 		struct mill_process *process = process_at(node);
 		watch_load(process, now);
 		watch_processor(process, now);
+		watch_reaction(process);
 		if (memory)
 			watch_memory(process);
 		needed |= process->state == MILL_PROCESS_STARTING ||

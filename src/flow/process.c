@@ -242,6 +242,12 @@ void mill_process_drain(struct mill_process *process)
 	mill_frame_end(&process->out, at);
 }
 
+void mill_process_ping(struct mill_process *process)
+{
+	size_t at = mill_frame_begin(&process->out, MILL_FRAME_PING);
+	mill_frame_end(&process->out, at);
+}
+
 static void describe_signal(int number, int64_t status, struct mill_executor_death *death)
 {
 	const char *name = sigabbrev_np(number);
@@ -265,7 +271,7 @@ void mill_process_death(const struct mill_process *process, int64_t status, int 
 	 * The delivery on the processor is to blame. A kill was meant for one delivery; the page
 	 * may by then name its successor, which got there in the moment between and is innocent.
 	 */
-	if (!death->ordered)
+	if (!death->ordered && process->kill != MILL_KILL_FROZEN)
 		death->blamed = process->killed_ticket ? process->killed_ticket
 		                                       : atomic_load(&process->page->ticket);
 	switch (process->kill) {
@@ -287,6 +293,12 @@ void mill_process_death(const struct mill_process *process, int64_t status, int 
 		         "executor was killed",
 		         limits->max_memory_mb);
 		break;
+	case MILL_KILL_FROZEN:
+		snprintf(
+		        death->reason, sizeof(death->reason),
+		        "its executor did not react for more than %g s (stall_secs): it was killed",
+		        limits->stall_secs);
+		break;
 	default:
 		describe_signal(signal_number, status, death);
 		break;
@@ -302,6 +314,11 @@ bool mill_process_page(const struct mill_process *process, struct mill_on_proces
 	now->since_ns = atomic_load(&page->since_ns);
 	now->deadline_ns = atomic_load(&page->deadline_ns);
 	return now->ticket != 0 && now->ticket == atomic_load(&page->ticket);
+}
+
+uint64_t mill_process_turns(const struct mill_process *process)
+{
+	return atomic_load(&process->page->turns);
 }
 
 size_t mill_process_memory_mb(const struct mill_process *process)

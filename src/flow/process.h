@@ -29,6 +29,7 @@ enum mill_kill {
 	MILL_KILL_LIMIT,    /* the delivery on the processor is past its time limit */
 	MILL_KILL_STALL,    /* it holds the processor for too long */
 	MILL_KILL_MEMORY,   /* far over max_memory_mb */
+	MILL_KILL_FROZEN,   /* it has deliveries and does not react */
 	MILL_KILL_LOAD,     /* config or handlers did not load */
 	MILL_KILL_PROTOCOL, /* it sent what is no frame */
 };
@@ -42,6 +43,8 @@ struct mill_process {
 	bool solo;              /* for messages that run alone; not one of options.count */
 	bool recycled;          /* drained to be replaced, not because the pool ends */
 	uint64_t started_ns, ready_ns;
+	uint64_t turns_seen; /* the pool's, while it looks for a sign of life */
+	unsigned silent_looks;
 
 	/* The rest is process.c's. */
 	struct mill_page *page;
@@ -75,6 +78,8 @@ void mill_process_close(struct mill_process *process);
 void mill_process_kill(struct mill_process *process, enum mill_kill kill);
 /* Let it finish what it has; it gets nothing more. */
 void mill_process_drain(struct mill_process *process);
+/* Make its loop turn, which mill_process_turns tells, if it still does. */
+void mill_process_ping(struct mill_process *process);
 /* Send what was written into `out`. */
 void mill_process_flush(struct mill_process *process);
 
@@ -84,6 +89,8 @@ struct mill_on_processor {
 };
 /* Read consistently; false when nothing is, or it changed this moment. */
 bool mill_process_page(const struct mill_process *process, struct mill_on_processor *now);
+/* How often its loop has turned. */
+uint64_t mill_process_turns(const struct mill_process *process);
 /* Its resident memory, 0 when it has just ended. */
 size_t mill_process_memory_mb(const struct mill_process *process);
 
