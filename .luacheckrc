@@ -7,3 +7,4 @@ files["spec/"] = { std = "+busted" }
 files["spec/support/"] = { std = "luajit" }
 files["lua/tidemill/_meta/"] = { ignore = { "2.." } }
 files[".busted"] = { std = "luajit" }
+files["template/spec/"] = { std = "+busted" }

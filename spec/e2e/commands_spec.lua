@@ -55,7 +55,8 @@ describe("init", function()
     local result = init "my shop/web"
     assert.equal(0, result.code, result.stderr)
     for _, text in ipairs {
-      "wrote my shop/web/config.lua\n", "wrote my shop/web/handlers/hello.lua\n", "cd 'my shop/web'\n", " dev ",
+      "wrote my shop/web/config.lua\n", "wrote my shop/web/handlers/hello.lua\n",
+      "wrote my shop/web/spec/hello_spec.lua\n", "cd 'my shop/web'\n", " test ", " dev ",
       [[ publish greeting.wanted '{"name": "Ann"}']],
     } do
       assert.truthy(result.stdout:find(text, 1, true), result.stdout)

@@ -1,21 +1,25 @@
 -- docs/handlers.md: every handler it shows loads, and what it says of them is so. README.md: its app runs.
 
 local folder = require "spec.support.folder"
+local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 
 after_each(tidemill.close_all)
 
--- The ```lua blocks that begin with `-- handlers/NAME.lua`, name → source; and how many blocks there are.
+-- The ```lua blocks that begin with `-- handlers/NAME.lua`, name → source; how many of them there are; and
+-- those that begin with `-- spec/NAME_spec.lua`, path → source.
 local function shown_handlers()
-  local handlers, blocks = {}, 0
+  local handlers, specs, blocks = {}, {}, 0
   for block in folder.read("docs/handlers.md"):gmatch "\n```lua\n(.-\n)```" do
-    local name = block:match "^%-%- handlers/([%w_]+)%.lua\n"
+    local spec = block:match "^%-%- (spec/[%w_]+_spec%.lua)\n"
+    local name = spec or block:match "^%-%- handlers/([%w_]+)%.lua\n"
     assert(name, "a block of docs/handlers.md does not name its file:\n" .. block)
-    assert(not handlers[name], name .. " is shown twice")
-    handlers[name] = block
-    blocks = blocks + 1
+    local shown = spec and specs or handlers
+    assert(not shown[name], name .. " is shown twice")
+    shown[name] = block
+    blocks = blocks + (spec and 0 or 1)
   end
-  return handlers, blocks
+  return handlers, blocks, specs
 end
 
 -- An app with all of them, each subscribed to a topic of its own name.
@@ -71,6 +75,18 @@ describe("docs/handlers.md", function()
     assert.equal(3, steps)
     call("send_mail", "{}", 0)
     call("sync_crm", '{"id": 1}', 0)
+  end)
+
+  it("shows specs that pass", function()
+    local app = app_with_all { database = false }
+    local _, _, specs = shown_handlers()
+    assert.is_true(next(specs) ~= nil)
+    for path, text in pairs(specs) do
+      app:write(path, text)
+    end
+    local result = process.run { argv = { tidemill.binary, "-c", app.config_path, "test" } }
+    assert.equal(0, result.code, result.stdout .. result.stderr)
+    assert.truthy(result.stdout:find("0 failures / 0 errors / 0 pending", 1, true), result.stdout)
   end)
 
   it("shows handlers that publish, in a queue", function()

@@ -40,6 +40,8 @@ struct mill_command {
 	const char *details;               /* what help says besides; ends with a newline */
 	const struct mill_option *options; /* ends with a row without a name; NULL: none */
 	int min_operands, max_operands;
+	/* All that follows the name are operands, options too, but for a first --help. */
+	bool words;
 	bool hidden;
 	int (*run)(struct mill_cli *cli);
 };
@@ -208,6 +210,7 @@ int mill_cli_publish(struct mill_cli *cli);
 int mill_cli_publish_lines(struct mill_cli *cli);
 int mill_cli_check_publish(const struct mill_cli *cli, struct mill_err *err);
 int mill_cli_call(struct mill_cli *cli);
+int mill_cli_test(struct mill_cli *cli);
 int mill_cli_drain(struct mill_cli *cli);
 int mill_cli_status(struct mill_cli *cli);
 int mill_cli_failed_list(struct mill_cli *cli);

@@ -87,7 +87,7 @@ const struct mill_command mill_cli_commands[] = {
 	{
 	        .name = "init",
 	        .synopsis = "[DIR]",
-	        .summary = "Begin an app: write a config and a first handler",
+	        .summary = "Begin an app: write a config, a first handler and its spec",
 	        .details =
 	                "Into DIR, or the current folder. Nothing that is there is overwritten.\n",
 	        .max_operands = 1,
@@ -189,6 +189,22 @@ const struct mill_command mill_cli_commands[] = {
 	        .min_operands = 1,
 	        .max_operands = 2,
 	        .run = mill_cli_call,
+	},
+	{
+	        .name = "test",
+	        .synopsis = "[SPEC… or option of busted…]",
+	        .summary = "Run the app's specs with busted",
+	        .details =
+	                "Those in the folder spec, or the files and folders named. They find "
+	                "`tidemill.testing`\n"
+	                "and the handlers; no database is needed. busted must be installed. What "
+	                "follows `test`\n"
+	                "is busted's: `tidemill test --filter=hello`. With -c, which stands "
+	                "before, the folder\n"
+	                "of that config is gone to first.\n",
+	        .max_operands = MILL_OPERANDS_ANY,
+	        .words = true,
+	        .run = mill_cli_test,
 	},
 	{
 	        .name = "drain",

@@ -1,5 +1,5 @@
 /*
- * `tidemill init [DIR]`: the beginning of an app, a config and a handler that work as they are.
+ * `tidemill init [DIR]`: the beginning of an app, the files of template/, which work as they are.
  *
  * Writes new files only. Needs neither a config nor a database.
  */
@@ -10,45 +10,11 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/embedded.h"
 
-#define TOPIC "greeting.wanted"
-#define APP_MAX 100 /* bytes, as the key `app` has it */
-
-/* `%s` is the app's name. */
-static const char config_text[] =
-        "-- What this app is, and which handler gets which topic.\n"
-        "-- `tidemill check` says whether all is in order here.\n"
-        "\n"
-        "return {\n"
-        "  app = \"%s\", -- the owner of these subscriptions; apps that share a database differ "
-        "in it\n"
-        "\n"
-        "  -- The database of `tidemill run`. `tidemill dev` starts one of its own where none is "
-        "named.\n"
-        "  -- database = os.getenv \"DATABASE_URL\",\n"
-        "\n"
-        "  -- A message is tried this often before it is set aside as failed.\n"
-        "  max_attempts = 5,\n"
-        "\n"
-        "  subscribe = {\n"
-        "    -- A topic, and the handlers that get its messages: \"hello\" is handlers/hello.lua.\n"
-        "    [\"" TOPIC "\"] = { \"hello\" },\n"
-        "  },\n"
-        "}\n";
-
-static const char handler_text[] =
-        "-- " TOPIC ": says hello.\n"
-        "--\n"
-        "-- Called with each message of a topic it is subscribed to in config.lua. Returning is "
-        "success; an\n"
-        "-- error fails the attempt, and the message comes again later. So it may come twice: "
-        "ctx.message_id is\n"
-        "-- the same each time.\n"
-        "\n"
-        "return function(payload, ctx)\n"
-        "  local name = type(payload) == \"table\" and payload.name or \"world\"\n"
-        "  ctx:log(\"hello, \" .. tostring(name))\n"
-        "end\n";
+#define TOPIC "greeting.wanted" /* as template/config.lua has it */
+#define APP_MARK "@app@"        /* stands for the app's name in template/ */
+#define APP_MAX 100             /* bytes, as the key `app` has it */
 
 static char *in_folder(const char *folder, const char *name)
 {
@@ -58,20 +24,17 @@ static char *in_folder(const char *folder, const char *name)
 	return mill_sprintf("%s%s%s", folder, slash, name);
 }
 
-/* The folder and those above it, where they are not there. */
-static int make_folder(const char *path, struct mill_err *err)
+/* The folders that a file's path names, where they are not there. */
+static int make_folders(const char *path, struct mill_err *err)
 {
 	char *made = mill_strdup(path);
 	int result = 0;
-	for (char *at = made + (made[0] == '/'); result == 0; at++) {
-		if (*at != '/' && *at != 0)
+	for (char *at = made + (made[0] == '/'); *at != 0 && result == 0; at++) {
+		if (*at != '/')
 			continue;
-		bool whole = *at == 0;
 		*at = 0;
 		if (mkdir(made, 0777) != 0 && errno != EEXIST)
 			result = mill_err_system(err, errno, "cannot make the folder %s", made);
-		if (whole)
-			break;
 		*at = '/';
 	}
 	free(made);
@@ -126,17 +89,42 @@ static bool is_there(const char *path)
 }
 
 /* Nothing is written where one of the files is there. */
-static int refuse_existing(const char *config, const char *handler, struct mill_err *err)
+static int refuse_existing(const char *folder, struct mill_err *err)
 {
-	bool first = is_there(config), second = is_there(handler);
-	if (!first && !second)
-		return 0;
-	return mill_err_set(
-	        err, MILL_ERR_USAGE,
-	        "%s%s%s %s there already, and nothing was written: take another folder, or move "
-	        "%s away",
-	        first ? config : "", first && second ? " and " : "", second ? handler : "",
-	        first && second ? "are" : "is", first && second ? "them" : "it");
+	char *list = mill_strdup("");
+	size_t found = 0;
+	for (size_t i = 0; i < mill_embedded_template_count; i++) {
+		char *path = in_folder(folder, mill_embedded_template[i].name);
+		if (is_there(path)) {
+			char *longer = mill_sprintf("%s%s%s", list, found ? " and " : "", path);
+			free(list);
+			list = longer;
+			found++;
+		}
+		free(path);
+	}
+	if (found > 0)
+		mill_err_set(err, MILL_ERR_USAGE,
+		             "%s %s there already, and nothing was written: take another folder, "
+		             "or move %s away",
+		             list, found > 1 ? "are" : "is", found > 1 ? "them" : "it");
+	free(list);
+	return found > 0 ? -1 : 0;
+}
+
+/* A file of the template in its place, the app's name put in. */
+static int write_template(const struct mill_embedded *file, const char *folder, const char *app,
+                          struct mill_err *err)
+{
+	const char *text = (const char *)file->data, *mark = strstr(text, APP_MARK);
+	char *path = in_folder(folder, file->name);
+	char *named = mark ? mill_sprintf("%.*s%s%s", (int)(mark - text), text, app,
+	                                  mark + strlen(APP_MARK))
+	                   : mill_strdup(text);
+	int result = make_folders(path, err) == 0 ? write_file(path, named, err) : -1;
+	free(named);
+	free(path);
+	return result;
 }
 
 /* The program as it is typed in that folder. */
@@ -156,12 +144,29 @@ static void say_what_next(const struct mill_cli *cli, const char *folder)
 	printf("\nnext:\n");
 	if (elsewhere)
 		printf("  cd %s\n", word);
-	printf("  %s dev    # runs it, with a Postgres of its own, until Ctrl-C\n"
+	printf("  %s test   # runs spec/, with no database; needs busted (apt-get install "
+	       "lua-busted)\n"
+	       "  %s dev    # runs it, with a Postgres of its own, until Ctrl-C\n"
 	       "and in another terminal, in the same folder:\n"
 	       "  %s publish " TOPIC " '{\"name\": \"Ann\"}'\n",
-	       program, program);
+	       program, program, program);
 	free(program);
 	free(word);
+}
+
+static int write_templates(const char *folder, struct mill_err *err)
+{
+	char *below = in_folder(folder, "");
+	int result = refuse_existing(folder, err);
+	/* The folder has a path, and so a name, once it is there. */
+	if (result == 0 && make_folders(below, err) != 0)
+		result = -1;
+	free(below);
+	char *app = app_name(folder);
+	for (size_t i = 0; result == 0 && i < mill_embedded_template_count; i++)
+		result = write_template(&mill_embedded_template[i], folder, app, err);
+	free(app);
+	return result;
 }
 
 int mill_cli_init(struct mill_cli *cli)
@@ -172,25 +177,8 @@ int mill_cli_init(struct mill_cli *cli)
 		mill_err_set(&err, MILL_ERR_USAGE, "the name of the folder is empty");
 		return mill_cli_fail(&err);
 	}
-	char *config = in_folder(folder, "config.lua");
-	char *handlers = in_folder(folder, "handlers");
-	char *handler = in_folder(folder, "handlers/hello.lua");
-	int code = MILL_EXIT_OK;
-	if (refuse_existing(config, handler, &err) != 0 || make_folder(handlers, &err) != 0) {
-		code = mill_cli_fail(&err);
-	} else {
-		char *app = app_name(folder);
-		char *text = mill_sprintf(config_text, app);
-		if (write_file(config, text, &err) != 0 ||
-		    write_file(handler, handler_text, &err) != 0)
-			code = mill_cli_fail(&err);
-		else
-			say_what_next(cli, folder);
-		free(text);
-		free(app);
-	}
-	free(config);
-	free(handlers);
-	free(handler);
-	return code;
+	if (write_templates(folder, &err) != 0)
+		return mill_cli_fail(&err);
+	say_what_next(cli, folder);
+	return MILL_EXIT_OK;
 }

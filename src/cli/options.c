@@ -308,6 +308,16 @@ static void set_up_log(const struct shared *shared)
 	setenv(FORMAT_VARIABLE, formats[shared->format], 1);
 }
 
+/* Whether a word is one of our options, rather than an operand. */
+static bool is_option(const struct mill_cli *cli, const char *word)
+{
+	bool option = word[0] == '-' && word[1] != 0;
+	if (!option || cli->command == NULL || !cli->command->words)
+		return option;
+	bool help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+	return help && cli->operand_count == 0;
+}
+
 int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err *err)
 {
 	struct words words = { argc, 1, argv };
@@ -318,7 +328,7 @@ int mill_cli_parse(struct mill_cli *cli, int argc, char **argv, struct mill_err 
 	cli->operands = (const char **)argv + 1;
 	for (; words.at < argc; words.at++) {
 		const char *word = argv[words.at];
-		bool option = !options_end && word[0] == '-' && word[1] != 0;
+		bool option = !options_end && is_option(cli, word);
 		if (option && strcmp(word, "--") == 0) {
 			options_end = true;
 			continue;

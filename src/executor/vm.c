@@ -68,12 +68,18 @@ void mill_vm_push(lua_State *L, const char *module, const char *field)
 
 /* ---- the state ---------------------------------------------------------------------------- */
 
-static int l_open(lua_State *L)
+static int l_open_plain(lua_State *L)
 {
-	struct mill_vm *vm = lua_touserdata(L, 1);
 	luaL_openlibs(L);
 	mill_json_open(L);
 	preload_modules(L);
+	return 0;
+}
+
+static int l_open(lua_State *L)
+{
+	struct mill_vm *vm = lua_touserdata(L, 1);
+	l_open_plain(L);
 	mill_vm_push_host(L);
 	mill_host_open(L, &vm->speaker);
 	return 0;
@@ -87,16 +93,26 @@ static int on_panic(lua_State *L)
 	abort();
 }
 
-int mill_vm_init(struct mill_vm *vm, struct mill_err *err)
+static int init(struct mill_vm *vm, lua_CFunction open, struct mill_err *err)
 {
 	*vm = (struct mill_vm){ .L = luaL_newstate() };
 	if (vm->L == NULL)
 		return mill_err_set(err, MILL_ERR_SYSTEM, "no memory for a Lua state");
 	lua_atpanic(vm->L, on_panic);
-	if (mill_vm_call(vm, l_open, vm, err) == 0)
+	if (mill_vm_call(vm, open, vm, err) == 0)
 		return 0;
 	mill_vm_fini(vm);
 	return -1;
+}
+
+int mill_vm_init(struct mill_vm *vm, struct mill_err *err)
+{
+	return init(vm, l_open, err);
+}
+
+int mill_vm_init_plain(struct mill_vm *vm, struct mill_err *err)
+{
+	return init(vm, l_open_plain, err);
 }
 
 void mill_vm_fini(struct mill_vm *vm)

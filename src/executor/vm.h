@@ -23,6 +23,9 @@ struct mill_vm {
 
 /* Make the state. `vm` must not move afterwards. */
 int mill_vm_init(struct mill_vm *vm, struct mill_err *err);
+/* The same without `tidemill.host`, for a process that is no executor: modules find that of
+ * lua/tidemill/host.lua. */
+int mill_vm_init_plain(struct mill_vm *vm, struct mill_err *err);
 /* Close it, finalizers of handlers included. */
 void mill_vm_fini(struct mill_vm *vm);
 
