@@ -37,6 +37,9 @@ return {
   -- timeout_secs = 300,              -- time limit of one attempt
   retain_hours = 48,                  -- how long finished messages are kept; 0: for ever; default 24
 
+  -- around = nil,                    -- middleware: function(next, payload, ctx), or a list of them
+  -- on_failed = nil,                 -- a handler that is told of each dead letter
+
   subscribe = {
     -- A subscription is a handler's name, a list of names, or a map from the subscriber's name to a
     -- handler or to a table of options.

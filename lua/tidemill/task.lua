@@ -92,7 +92,7 @@ local function deliver(lane)
   local message_id, attempts, max_attempts, priority, created_at, published_by, deadline, raw, payload, headers,
     wants_result = take()
   local ctx = setmetatable({
-    event = "message",
+    event = lane.event,
     topic = lane.topic,
     message_id = message_id,
     subscriber = lane.subscriber,

@@ -75,6 +75,19 @@ describe("docs/handlers.md", function()
     assert.equal(3, steps)
     call("send_mail", "{}", 0)
     call("sync_crm", '{"id": 1}', 0)
+    assert.truthy(call("report_error", '{"topic": "t", "subscriber": "s", "attempts": 5, "error": "a\\nb"}', 0)
+      .stderr:find('text="t/s gave up after 5 attempts: a"', 1, true))
+  end)
+
+  it("shows middleware that runs around a handler", function()
+    local app = tidemill.app { database = false, handlers = (shown_handlers()),
+      config = 'return { around = "timed", subscribe = { t = { f = function(p) return p.n + 1 end } } }' }
+    local result = app:run("call", "f", '{"n": 1}')
+    assert.same({ 0, "2\n" }, { result.code, result.stdout })
+    assert.truthy(result.stderr:find("text=timed secs=", 1, true), result.stderr)
+    result = app:run("call", "f", "{}")
+    assert.equal(1, result.code)
+    assert.truthy(result.stderr:find("arithmetic on field 'n'", 1, true), result.stderr)
   end)
 
   it("shows specs that pass", function()

@@ -302,11 +302,21 @@ static void on_migrated(void *job)
 			mill_log(MILL_LOG_INFO, "migrated",
 			         MILL_INT("from_version", result->from_version),
 			         MILL_INT("to_version", result->to_version));
-		if (migration->shape == MILL_SHAPE_PLAIN)
+		bool plain = migration->shape == MILL_SHAPE_PLAIN;
+		if (plain)
 			mill_log(MILL_LOG_INFO, "plain_table",
 			         MILL_TEXT("schema", migration->options.schema),
 			         MILL_TEXT("table", migration->options.table));
-		start_runtime(worker, migration->shape);
+		if (plain && mill_manifest_tells_failures(worker->options.manifest)) {
+			mill_err_set(&migration->err, MILL_ERR_CONFIG,
+			             "%s: on_failed: not available: the table %s.%s is another "
+			             "program's, which tells nobody of its dead letters",
+			             worker->options.cli->config_path, migration->options.schema,
+			             migration->options.table);
+			end(worker, mill_cli_fail(&migration->err));
+		} else {
+			start_runtime(worker, migration->shape);
+		}
 	} else if (!worker->options.until_idle && may_pass(&migration->err)) {
 		retry_later(worker, &migration->err);
 	} else {

@@ -73,6 +73,10 @@ static const struct mill_config_key keys[] = {
 	  .doc = "Listen for notifications; without, work is found by polling." },
 	{ "subscribe", MILL_KEY_STRUCTURE, .scopes = APP,
 	  .doc = "Which handlers get which topics." },
+	{ "on_failed", MILL_KEY_STRUCTURE, .scopes = APP,
+	  .doc = "Which handlers are told of each dead letter of this app." },
+	{ "around", MILL_KEY_STRUCTURE, .scopes = APP | SUBSCRIPTION,
+	  .doc = "Middleware: functions that run around the handlers." },
 
 	{ "max_attempts", MILL_KEY_INTEGER, LANE(max_attempts), .min = 1, .max = MOST_ATTEMPTS,
 	  .preset = 5, .unit = "attempts",

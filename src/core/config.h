@@ -54,6 +54,9 @@ struct mill_manifest {
 	size_t lane_count;
 };
 
+/* How the topic of an app's dead letters begins: the lanes of `on_failed` have it. */
+#define MILL_FAILED_TOPIC "tidemill.failed:"
+
 /* Where a key may stand in config.lua. */
 enum mill_config_scope {
 	MILL_SCOPE_APP,          /* at the top of config.lua */
@@ -121,6 +124,9 @@ void mill_manifest_copy(struct mill_manifest *copy, const struct mill_manifest *
 int mill_manifest_add(struct mill_manifest *manifest, struct mill_span topic,
                       struct mill_span subscriber, const char *handler,
                       struct mill_manifest_lane **lane, struct mill_err *err);
+
+/* Is anybody told of dead letters (on_failed)? */
+bool mill_manifest_tells_failures(const struct mill_manifest *manifest);
 
 /* Order lanes by topic and subscriber: the same config.lua gives the same manifest everywhere. */
 void mill_manifest_sort(struct mill_manifest *manifest);

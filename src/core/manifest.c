@@ -183,6 +183,15 @@ int mill_manifest_add(struct mill_manifest *manifest, struct mill_span topic,
 	return 0;
 }
 
+bool mill_manifest_tells_failures(const struct mill_manifest *manifest)
+{
+	for (size_t i = 0; i < manifest->lane_count; i++)
+		if (strncmp(manifest->lanes[i].topic, MILL_FAILED_TOPIC,
+		            strlen(MILL_FAILED_TOPIC)) == 0)
+			return true;
+	return false;
+}
+
 static int compare_lanes(const void *a, const void *b)
 {
 	const struct mill_manifest_lane *left = a, *right = b;
