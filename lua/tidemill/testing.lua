@@ -15,6 +15,7 @@
 -- A spec's process, plain LuaJIT; no executor.
 
 local host = require "tidemill.host"
+local middleware = require "tidemill.middleware"
 local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local delivery = require "tidemill.testing.delivery"
@@ -52,6 +53,7 @@ local OPTIONS = {
   app = { preset = "app", check = argument.text },
   attempts = { preset = 1, check = whole(1, 32767) },
   created_at = { check = argument.text },
+  event = { preset = "message", check = function(value) return argument.word(value, { "message", "failed" }) end },
   generation = { preset = 1, check = whole(1, 2 ^ 31) },
   headers = { check = argument.optional_table },
   max_attempts = { preset = 5, check = whole(1, 32767) },
@@ -99,6 +101,15 @@ end
 
 -- ---- the handler --------------------------------------------------------------------------------
 
+-- A handler with the middleware beside it: a function, a module's name, or a list of them.
+local function with_around(handle, around)
+  local list = {}
+  for i, each in ipairs(type(around) == "table" and around or { around }) do
+    list[i] = type(each) == "string" and surroundings.load(each) or each
+  end
+  return middleware.compose(handle, list)
+end
+
 -- The function, the options beside it, and a name for it; or nil and why there is none.
 local function find_handler(handler)
   local name = "handler"
@@ -109,7 +120,7 @@ local function find_handler(handler)
   if type(handler) == "function" then
     return handler, {}, name
   elseif type(handler) == "table" and type(rawget(handler, "handle")) == "function" then
-    return handler.handle, handler, name
+    return with_around(handler.handle, rawget(handler, "around")), handler, name
   end
   return nil, ("a handler is a function, a table with a function `handle`, or a module's name; found %s"):format(
     argument.show(handler))
@@ -186,6 +197,7 @@ function testing.run(handler, payload, options)
     topic = settled.topic,
     subscriber = settled.subscriber or name,
     generation = settled.generation,
+    event = settled.event,
     app = settled.app,
   })
   leave()

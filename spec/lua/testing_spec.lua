@@ -68,6 +68,14 @@ describe("testing.run", function()
     }, fields)
   end)
 
+  it("tells a handler of dead letters what it is, and wraps it in the middleware beside it", function()
+    local run = testing.run({
+      around = { function(next, payload, ctx) return { ctx.event, next(payload, ctx) } end },
+      handle = function(payload) return payload.error end,
+    }, { error = "x" }, { event = "failed" })
+    assert.same({ "failed", "x" }, run.result)
+  end)
+
   it("takes the options beside a module's handle", function()
     local max_attempts, left
     local module = { max_attempts = 2, timeout_secs = 5, handle = function(_, ctx)
