@@ -499,11 +499,11 @@ static void close_modules(struct mill_runtime *runtime)
 	/* A claim may have been answered when the end was decided already. */
 	mill_dispatch_release(runtime->dispatch);
 	mill_settle_forget(runtime->settle);
-	mill_relay_free(runtime->relay);
 	mill_dispatch_free(runtime->dispatch);
-	runtime->to_close = 3 + (runtime->claim != NULL) + (runtime->lease != NULL) +
+	runtime->to_close = 4 + (runtime->claim != NULL) + (runtime->lease != NULL) +
 	                    (runtime->listener != NULL);
 	mill_settle_close(runtime->settle, on_closed, runtime);
+	mill_relay_close(runtime->relay, on_closed, runtime);
 	mill_pool_close(runtime->pool, on_closed, runtime);
 	uv_close((uv_handle_t *)&runtime->deadline, on_deadline_closed);
 	if (runtime->listener != NULL)
@@ -634,7 +634,8 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
 		.context = runtime,
 	};
 	runtime->settle = mill_settle_new(&settle_options);
-	runtime->relay = mill_relay_new(runtime->store, runtime->links[PUBLISH], &runtime->orphans);
+	runtime->relay = mill_relay_new(options->loop, runtime->store, runtime->links[PUBLISH],
+	                                &runtime->orphans);
 	struct mill_dispatch_options dispatch_options = { .on_finished = on_finished,
 		                                          .context = runtime };
 	runtime->dispatch = mill_dispatch_new(&dispatch_options);

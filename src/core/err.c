@@ -101,6 +101,11 @@ static const struct {
 	{ "42501", MILL_REACT_WAIT },   /* no grant */
 };
 
+bool mill_err_is_lock_timeout(const struct mill_err *err)
+{
+	return err != NULL && strcmp(err->sqlstate, "55P03") == 0;
+}
+
 enum mill_err_reaction mill_err_database_reaction(const char *sqlstate)
 {
 	if (sqlstate == NULL || sqlstate[0] == '\0')

@@ -64,5 +64,8 @@ int mill_err_set_at(struct mill_err *err, enum mill_err_kind kind, int code, con
 /* Put "prefix: " before the message; kind, code and place stay. Returns -1. */
 MILL_PRINTF(2, 3) int mill_err_wrap(struct mill_err *err, const char *format, ...);
 
+/* A lock was not to be had within lock_timeout. `err` may be NULL. */
+bool mill_err_is_lock_timeout(const struct mill_err *err);
+
 /* Which reaction a SQLSTATE asks for ("" or NULL, a lost connection, asks for a reconnect). */
 enum mill_err_reaction mill_err_database_reaction(const char *sqlstate);

@@ -1,8 +1,25 @@
-/* Publishes of handlers: see relay.h. */
+/*
+ * Publishes of handlers: see relay.h.
+ *
+ *     waiting ──► sent ──► answered, freed
+ *                  │  ▲
+ *                  ▼  │ one at a time
+ *                 blocked
+ *
+ * All share one connection, so none may wait in it for a stranger's transaction, which holds the
+ * same dedupe key: the statement gives up almost at once, and is tried again behind the others.
+ */
 #include "flow/relay.h"
 
+#include <stdio.h>
+
+#include "core/clock.h"
+
+#define RETRY_PAUSE_NS 50000000u
+#define BLOCKED_MOST_SECS 5
+
 struct entry {
-	struct mill_link_node node; /* in waiting or sent */
+	struct mill_link_node node; /* in waiting, sent or blocked */
 	struct mill_relay *relay;
 	struct mill_executor *executor; /* NULL: gone */
 	uint64_t request;
@@ -10,6 +27,7 @@ struct entry {
 	size_t body_len;
 	char message_id[37];      /* of the delivery that asks; empty: not known */
 	char *topic, *subscriber; /* its lane */
+	uint64_t blocked_ns;      /* since when; 0: not blocked so far */
 };
 
 struct mill_relay {
@@ -17,10 +35,16 @@ struct mill_relay {
 	struct mill_link *publish;
 	struct mill_orphans *orphans;
 	struct mill_list waiting, sent;
+	struct mill_list blocked;
+	bool retrying;     /* one of those that were blocked is in flight */
+	uint64_t retry_ns; /* the next one not before then */
+	uv_timer_t wake;   /* the loop turns, and mill_relay_turn sends */
+	void (*on_closed)(void *context);
+	void *closed_context;
 };
 
-struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish,
-                                  struct mill_orphans *orphans)
+struct mill_relay *mill_relay_new(uv_loop_t *loop, struct mill_store *store,
+                                  struct mill_link *publish, struct mill_orphans *orphans)
 {
 	struct mill_relay *relay = mill_calloc(1, sizeof(*relay));
 	relay->store = store;
@@ -28,6 +52,8 @@ struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *pu
 	relay->orphans = orphans;
 	mill_list_init(&relay->waiting);
 	mill_list_init(&relay->sent);
+	mill_list_init(&relay->blocked);
+	MILL_ASSERT(uv_timer_init(loop, &relay->wake) == 0);
 	return relay;
 }
 
@@ -45,13 +71,25 @@ static void entry_free(struct entry *entry)
 	free(entry);
 }
 
-void mill_relay_free(struct mill_relay *relay)
+static void on_wake_closed(uv_handle_t *handle)
+{
+	struct mill_relay *relay = mill_container_of(handle, struct mill_relay, wake);
+	void (*on_closed)(void *) = relay->on_closed;
+	void *context = relay->closed_context;
+	free(relay);
+	on_closed(context);
+}
+
+void mill_relay_close(struct mill_relay *relay, void (*on_closed)(void *context), void *context)
 {
 	MILL_ASSERT(mill_list_empty(&relay->sent));
 	struct mill_link_node *node;
+	mill_list_append(&relay->waiting, &relay->blocked);
 	while ((node = mill_list_shift(&relay->waiting)) != NULL)
 		entry_free(entry_at(node));
-	free(relay);
+	relay->on_closed = on_closed;
+	relay->closed_context = context;
+	uv_close((uv_handle_t *)&relay->wake, on_wake_closed);
 }
 
 void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
@@ -72,10 +110,36 @@ void mill_relay_take(struct mill_relay *relay, struct mill_executor *executor,
 	mill_list_push(&relay->waiting, &entry->node);
 }
 
+static void on_wake(uv_timer_t *timer)
+{
+	(void)timer; /* turning the loop is the purpose */
+}
+
+/* What was published was not, because of a lock: true when it will be tried again. */
+static bool put_off(struct entry *entry)
+{
+	struct mill_relay *relay = entry->relay;
+	uint64_t now = mill_clock_ns();
+	if (entry->blocked_ns == 0)
+		entry->blocked_ns = now;
+	if (now - entry->blocked_ns >= BLOCKED_MOST_SECS * UINT64_C(1000000000))
+		return false;
+	mill_list_push(&relay->blocked, &entry->node);
+	if (relay->retry_ns < now)
+		relay->retry_ns = now + RETRY_PAUSE_NS;
+	return true;
+}
+
 static void on_published(struct mill_results *results, const struct mill_err *err, void *context)
 {
 	struct entry *entry = context;
-	mill_list_remove(&entry->relay->sent, &entry->node);
+	struct mill_relay *relay = entry->relay;
+	mill_list_remove(&relay->sent, &entry->node);
+	if (entry->blocked_ns != 0)
+		relay->retrying = false;
+	if (err != NULL && mill_err_is_lock_timeout(err) && put_off(entry))
+		return;
+	char blocked[160];
 	struct mill_reply reply = { .request = entry->request, .ok = err == NULL };
 	if (err == NULL) {
 		reply.body = mill_store_published(results);
@@ -83,32 +147,48 @@ static void on_published(struct mill_results *results, const struct mill_err *er
 		                  entry->message_id[0] ? entry->message_id : NULL, entry->topic,
 		                  entry->subscriber);
 	} else {
-		reply.body = MILL_SPAN(err->message);
+		snprintf(blocked, sizeof(blocked),
+		         "another transaction, still open after %d s, publishes the same dedupe "
+		         "key or has locked the table: try again",
+		         BLOCKED_MOST_SECS);
+		reply.body = MILL_SPAN(mill_err_is_lock_timeout(err) ? blocked : err->message);
 	}
 	if (entry->executor != NULL)
 		mill_reply_write(mill_executor_out(entry->executor), &reply);
 	entry_free(entry);
 }
 
+static void send_first(struct mill_relay *relay, struct mill_list *from)
+{
+	struct mill_link_node *node = mill_list_shift(from);
+	struct entry *entry = entry_at(node);
+	mill_list_push(&relay->sent, node);
+	struct mill_span by = entry->published_by ? MILL_SPAN(entry->published_by) : MILL_SPAN_NONE;
+	mill_store_publish(relay->store, relay->publish,
+	                   (struct mill_span){ entry->body, entry->body_len }, by, on_published,
+	                   entry);
+}
+
 void mill_relay_turn(struct mill_relay *relay)
 {
 	if (!mill_link_is_up(relay->publish))
 		return;
-	struct mill_link_node *node;
-	while ((node = mill_list_shift(&relay->waiting)) != NULL) {
-		struct entry *entry = entry_at(node);
-		mill_list_push(&relay->sent, node);
-		struct mill_span by =
-		        entry->published_by ? MILL_SPAN(entry->published_by) : MILL_SPAN_NONE;
-		mill_store_publish(relay->store, relay->publish,
-		                   (struct mill_span){ entry->body, entry->body_len }, by,
-		                   on_published, entry);
+	while (!mill_list_empty(&relay->waiting))
+		send_first(relay, &relay->waiting);
+	if (mill_list_empty(&relay->blocked) || relay->retrying)
+		return;
+	uint64_t now = mill_clock_ns();
+	if (now >= relay->retry_ns) {
+		relay->retrying = true;
+		send_first(relay, &relay->blocked);
+	} else if (!uv_is_active((uv_handle_t *)&relay->wake)) {
+		uv_timer_start(&relay->wake, on_wake, (relay->retry_ns - now) / 1000000 + 1, 0);
 	}
 }
 
 void mill_relay_forget(struct mill_relay *relay, const struct mill_executor *executor)
 {
-	struct mill_list *lists[] = { &relay->waiting, &relay->sent };
+	struct mill_list *lists[] = { &relay->waiting, &relay->sent, &relay->blocked };
 	for (size_t i = 0; i < MILL_COUNT(lists); i++)
 		mill_list_each(node, lists[i]) if (entry_at(node)->executor == executor)
 		        entry_at(node)

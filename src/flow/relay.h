@@ -13,10 +13,10 @@
 struct mill_relay;
 
 /* `orphans` is borrowed. */
-struct mill_relay *mill_relay_new(struct mill_store *store, struct mill_link *publish,
-                                  struct mill_orphans *orphans);
+struct mill_relay *mill_relay_new(uv_loop_t *loop, struct mill_store *store,
+                                  struct mill_link *publish, struct mill_orphans *orphans);
 /* Only after the publish link is closed. */
-void mill_relay_free(struct mill_relay *relay);
+void mill_relay_close(struct mill_relay *relay, void (*on_closed)(void *context), void *context);
 
 /*
  * Take a request; its spans are copied. It waits while the link is down. `delivery` is the one that

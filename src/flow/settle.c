@@ -12,7 +12,8 @@
  * Nothing here waits for a lock: what is locked is skipped and tried again, so that a stranger's
  * transaction holds up no other outcome. Done and the other outcomes are written by different
  * statements, so each kind has lists of its own. A handler's publications go with its `done`
- * through the publish link, where they may wait for a dedupe key in a stranger's transaction.
+ * through the publish link. A dedupe key in a stranger's transaction makes them come back, and they
+ * are tried again one at a time, since all publishing shares that link.
  */
 #include "flow/settle.h"
 
@@ -34,6 +35,7 @@ struct channel;
 enum flight_kind {
 	BATCH,
 	ALONE,
+	AGAIN,    /* alone too: with publications that met somebody's lock before */
 	QUESTION, /* writes nothing: are these still ours? */
 	FLIGHT_KINDS,
 };
@@ -351,15 +353,16 @@ static void take_refusal(struct mill_settle *settle, struct mill_delivery *deliv
 static struct mill_list *source_of(struct flight *flight)
 {
 	struct channel *channel = flight->channel;
-	return flight->kind == BATCH   ? &channel->waiting
-	       : flight->kind == ALONE ? &channel->alone
-	                               : &channel->missing;
+	return flight->kind == BATCH      ? &channel->waiting
+	       : flight->kind == QUESTION ? &channel->missing
+	                                  : &channel->alone;
 }
 
 static void take_failure(struct flight *flight, const struct mill_err *err)
 {
 	struct mill_settle *settle = flight->settle;
 	bool unreached = err->kind == MILL_ERR_UNREACHED;
+	bool alone = flight->kind == ALONE || flight->kind == AGAIN;
 	enum mill_err_reaction reaction =
 	        unreached ? MILL_REACT_RECONNECT : mill_err_database_reaction(err->sqlstate);
 	mill_list_each(node, &flight->deliveries)
@@ -367,9 +370,9 @@ static void take_failure(struct flight *flight, const struct mill_err *err)
 		struct mill_delivery *delivery =
 		        mill_container_of(node, struct mill_delivery, node);
 		delivery->resent |= unreached && flight->kind != QUESTION;
-		if (flight->kind == ALONE && reaction == MILL_REACT_REFUSE)
+		if (alone && reaction == MILL_REACT_REFUSE)
 			take_refusal(settle, delivery, &flight->deliveries, err);
-		else if (flight->kind == ALONE && reaction == MILL_REACT_RETRY)
+		else if (alone && reaction == MILL_REACT_RETRY)
 			rest(settle, delivery, &flight->deliveries);
 		else
 			mill_delivery_move(delivery, &flight->deliveries,
@@ -380,7 +383,7 @@ static void take_failure(struct flight *flight, const struct mill_err *err)
 	}
 	if (reaction == MILL_REACT_WAIT)
 		pause_writing(settle, PAUSE_WAIT_NS);
-	else if (flight->kind != ALONE && reaction == MILL_REACT_RETRY)
+	else if (!alone && reaction == MILL_REACT_RETRY)
 		pause_writing(settle, PAUSE_NS);
 	else if (flight->kind == QUESTION && reaction == MILL_REACT_REFUSE)
 		pause_writing(settle, PAUSE_WAIT_NS);
@@ -432,10 +435,15 @@ static void send_many(struct mill_settle *settle, struct channel *channel, enum 
 		                  on_answer, flight);
 }
 
+static enum flight_kind alone_kind(const struct mill_delivery *delivery)
+{
+	return delivery->publications != NULL && delivery->setbacks > 0 ? AGAIN : ALONE;
+}
+
 static void send_alone(struct mill_settle *settle, struct channel *channel,
                        struct mill_delivery *delivery)
 {
-	struct flight *flight = flight_new(settle, channel, ALONE);
+	struct flight *flight = flight_new(settle, channel, alone_kind(delivery));
 	mill_delivery_move(delivery, &channel->alone, &flight->deliveries, MILL_DELIVERY_FINISHED);
 	if (delivery->publications != NULL)
 		mill_store_settle_publishing(settle->options.store, settle->options.publish,
@@ -459,6 +467,8 @@ static void channel_turn(struct mill_settle *settle, struct channel *channel)
 		        mill_container_of(node, struct mill_delivery, node);
 		if (channel->in_flight[ALONE] >= ALONE_MOST)
 			break;
+		if (alone_kind(delivery) == AGAIN && channel->in_flight[AGAIN] > 0)
+			continue;
 		if (delivery->publications != NULL ? publish : work)
 			send_alone(settle, channel, delivery);
 	}

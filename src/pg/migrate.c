@@ -365,11 +365,6 @@ static int bring_up(struct mill_session *session, const struct mill_migrate_opti
 	return 0;
 }
 
-static bool is_lock_timeout(const struct mill_err *err)
-{
-	return err != NULL && strcmp(err->sqlstate, "55P03") == 0;
-}
-
 static void say_where(const struct mill_session *session, struct mill_err *err)
 {
 	char *where = mill_session_describe(session);
@@ -390,7 +385,7 @@ static int begin(struct mill_session *session, const char *schema, struct mill_e
 	                       "select pg_catalog.pg_advisory_xact_lock("
 	                       "pg_catalog.hashtextextended('tidemill schema ' || $1, 0))",
 	                       1, &schema, NULL, err) != 0) {
-		if (is_lock_timeout(err))
+		if (mill_err_is_lock_timeout(err))
 			mill_err_wrap(err,
 			              "another migration of schema \"%s\" has not ended "
 			              "for " WAIT_FOR_OTHERS,
@@ -411,7 +406,7 @@ int mill_migrate_run(const struct mill_migrate_options *options, struct mill_mig
 	int outcome = begin(session, options->schema, err);
 	if (outcome == 0) {
 		outcome = bring_up(session, options, result, err);
-		if (outcome != 0 && is_lock_timeout(err))
+		if (outcome != 0 && mill_err_is_lock_timeout(err))
 			mill_err_wrap(err,
 			              "a table of schema \"%s\" is in use: try again when it is "
 			              "less busy",

@@ -238,11 +238,12 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		"SELECT q.id FROM " DONE_PARAMS " JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD },
 
 	/*
-	 * Before what may wait for a stranger's transaction, on a connection that may wait. That
-	 * nobody subscribes to a topic is told by a column of the answer, not by a warning for each.
+	 * Before what may meet a stranger's transaction (a dedupe key that it publishes): others share
+	 * the connection, so it is not waited for; who sends it tries again. That nobody subscribes to
+	 * a topic is told by a column of the answer, not by a warning for each.
 	 */
 	[MILL_QUERY_PATIENCE] = { "patience",
-		"SELECT set_config('lock_timeout', '5s', true),"
+		"SELECT set_config('lock_timeout', '10ms', true),"
 		" set_config('client_min_messages', 'error', true)" },
 
 	/* $1 topics whose rows came back. */

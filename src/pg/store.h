@@ -103,8 +103,8 @@ void mill_store_settle(struct mill_store *store, struct mill_link *work,
                        struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
                        void *context);
 /*
- * Write that one delivery is done together with what it published. On the publish link: it waits
- * some seconds for a dedupe key that somebody else is publishing.
+ * Write that one delivery is done together with what it published. On the publish link: a
+ * dedupe key that somebody else is publishing makes it fail with a lock timeout, soon.
  */
 void mill_store_settle_publishing(struct mill_store *store, struct mill_link *publish,
                                   const struct mill_delivery *delivery, mill_link_done done,
