@@ -1,12 +1,13 @@
 -- `require "tidemill"`: what handlers use.
 --
--- Functions that wait (publish, sleep) suspend the delivery that calls them, and nothing else. A
+-- Functions that wait (publish, sleep, http) suspend the delivery that calls them, and nothing else. A
 -- wrong argument raises at the caller's line.
 
 local host = require "tidemill.host"
 local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local await = require "tidemill.await"
+local http = require "tidemill.http"
 local json = require "tidemill.json"
 local log = require "tidemill.log"
 local publication = require "tidemill.publication"
@@ -14,6 +15,7 @@ local publication = require "tidemill.publication"
 local error = error
 
 local tidemill = {
+  http = http,
   json = json,
   null = native.null,
   array = native.array,

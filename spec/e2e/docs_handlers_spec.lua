@@ -1,10 +1,14 @@
 -- docs/handlers.md: every handler it shows loads, and what it says of them is so. README.md: its app runs.
 
 local folder = require "spec.support.folder"
+local http_server = require "spec.support.http_server"
 local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 
-after_each(tidemill.close_all)
+after_each(function()
+  http_server.stop_all()
+  tidemill.close_all()
+end)
 
 -- The ```lua blocks that begin with `-- handlers/NAME.lua`, name → source; how many of them there are; and
 -- those that begin with `-- spec/NAME_spec.lua`, path → source.
@@ -100,6 +104,26 @@ describe("docs/handlers.md", function()
     local result = process.run { argv = { tidemill.binary, "-c", app.config_path, "test" } }
     assert.equal(0, result.code, result.stdout .. result.stderr)
     assert.truthy(result.stdout:find("0 failures / 0 errors / 0 pending", 1, true), result.stdout)
+  end)
+
+  it("shows a handler that calls an HTTP service", function()
+    local server = http_server.start { service = "plain" }
+    local app = app_with_all { database = false }
+    local env = { SHIPPING_URL = server:url("service", ""), SHIPPING_TOKEN = "t" }
+    for name, value in pairs(http_server.ENV) do
+      env[name] = value
+    end
+    for order, case in pairs {
+      ['"a"'] = { 0, [[^.*"topic":"order.shipped",.*"tracking":"[%x-]+ Bearer t"]] },
+      ["429"] = { 1, "again in 7 s: the service is busy" },
+      ["503"] = { 1, "again in 60 s: the service is busy" },
+      ["422"] = { 1, "discarded the message: the service refuses the order: no" },
+      ["500"] = { 1, "the service said 500: no" },
+    } do
+      local result = app:run { "call", "ship_order", ('{"id": %s}'):format(order), env = env }
+      assert.equal(case[1], result.code, result.stderr)
+      assert.matches(case[2], result.stderr)
+    end
   end)
 
   it("shows handlers that publish, in a queue", function()

@@ -366,13 +366,17 @@ local function make_descriptors()
 end
 
 -- Starts an executor without a LOAD. `options.env` as for process.spawn; `options.memory_kb` limits
--- its address space, which a build with sanitizers cannot bear.
+-- its address space, which a build with sanitizers cannot bear; `options.descriptors` the number of
+-- its open files.
 function executor.spawn(options)
   local dir = folder.temp "tidemill-executor"
   local fd, page, theirs, their_page = make_descriptors()
   local script = ('exec "$0" executor "$1" 3<&%d 4<&%d %d<&- %d<&-'):format(theirs, their_page, theirs, their_page)
   if options.memory_kb then
     script = ("ulimit -v %d; "):format(options.memory_kb) .. script
+  end
+  if options.descriptors then
+    script = ("ulimit -n %d; "):format(options.descriptors) .. script
   end
   local started = process.spawn {
     argv = { "bash", "-c", script, tidemill.binary, C.spec_getpid() },
@@ -404,7 +408,7 @@ end
 -- Starts an executor, writes config.lua and the handlers, sends LOAD and waits for the answer: then
 -- `manifest` or `load_error` is set. `options`: `config` (text), `handlers` (name → source, dots are
 -- folders), `files` (path → text), `mode` ("handlers" by default, or "config"), `path` (of the config
--- in LOAD), `call` (likewise), `generation`, `env`, `memory_kb`.
+-- in LOAD), `call` (likewise), `generation`, and what `spawn` takes.
 function executor.load(options)
   local self = executor.spawn(options)
   folder.write(self.dir, "config.lua", options.config or "return {}")

@@ -4,7 +4,9 @@
 #include <lauxlib.h>
 #include <math.h>
 
+#include "executor/http_client.h"
 #include "executor/json.h"
+#include "executor/op_http.h"
 
 /* The longest sleep. lua/tidemill/init.lua names the same limit in its message. */
 #define SLEEP_MAX_SECS (366.0 * 86400)
@@ -12,7 +14,7 @@
 /* A request's frame must stay below MILL_FRAME_MAX, its other fields included. */
 #define REQUEST_MAX (MILL_FRAME_MAX / 2)
 
-static void finish(struct mill_wait *wait, bool failed, struct mill_span reply)
+void mill_wait_finish(struct mill_wait *wait, bool failed, struct mill_span reply)
 {
 	wait->ended = wait->op;
 	wait->op = NULL;
@@ -25,7 +27,7 @@ static void finish(struct mill_wait *wait, bool failed, struct mill_span reply)
 
 static void on_slept(uv_timer_t *timer)
 {
-	finish(mill_container_of(timer, struct mill_wait, timer), false, MILL_SPAN_NONE);
+	mill_wait_finish(mill_container_of(timer, struct mill_wait, timer), false, MILL_SPAN_NONE);
 }
 
 static int sleep_start(struct mill_wait *wait, lua_State *co, int first, struct mill_err *err)
@@ -100,7 +102,7 @@ void mill_ops_reply(struct mill_ops *ops, const struct mill_reply *reply)
 	if (wait == NULL || wait->request == 0 || wait->request != reply->request)
 		return;
 	wait->request = 0;
-	finish(wait, !reply->ok, reply->body);
+	mill_wait_finish(wait, !reply->ok, reply->body);
 }
 
 /* ---- the table ---------------------------------------------------------------------------- */
@@ -108,6 +110,7 @@ void mill_ops_reply(struct mill_ops *ops, const struct mill_reply *reply)
 static const struct mill_op ops_table[] = {
 	{ "sleep", sleep_start, sleep_cancel, sleep_result },
 	{ "publish", publish_start, publish_cancel, publish_result },
+	{ "http", mill_op_http_start, mill_op_http_cancel, mill_op_http_result },
 };
 
 const struct mill_op *mill_op_find(const char *name)
@@ -124,6 +127,13 @@ void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *ou
                    void (*wake)(struct mill_wait *wait))
 {
 	*ops = (struct mill_ops){ .loop = loop, .out = out, .wake = wake };
+}
+
+void mill_ops_close(struct mill_ops *ops)
+{
+	if (ops->http != NULL)
+		mill_http_client_close(ops->http);
+	ops->http = NULL;
 }
 
 void mill_ops_fini(struct mill_ops *ops)

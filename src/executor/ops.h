@@ -15,14 +15,16 @@
 
 #include "core/message.h"
 
+struct mill_http_client;
+struct mill_transfer;
 struct mill_wait;
 
 struct mill_op {
 	const char *name;
 	/*
 	 * Begin. The arguments stand on `co` from index `first` on, unchecked: a handler may call
-	 * await itself. 0: the wait will be woken, once, later; −1: `err` says why not. Allocates
-	 * nothing in Lua.
+	 * await itself; they stay there until the wait is woken or cancelled. 0: the wait will be
+	 * woken, once, later; −1: `err` says why not. Allocates nothing in Lua.
 	 */
 	int (*start)(struct mill_wait *wait, lua_State *co, int first, struct mill_err *err);
 	/* Forget about it: the wait will not be woken any more. */
@@ -45,11 +47,14 @@ struct mill_ops {
 	void (*wake)(struct mill_wait *wait);
 	struct mill_wait **slots; /* every wait by its slot, so that a REPLY finds its own */
 	uint32_t slot_count;
-	uint32_t requests; /* sent so far */
+	uint32_t requests;             /* sent so far */
+	struct mill_http_client *http; /* NULL until the first request */
 };
 
 void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *out,
                    void (*wake)(struct mill_wait *wait));
+/* Close what ops keep open between waits. No wait is on an op; the loop must turn once more. */
+void mill_ops_close(struct mill_ops *ops);
 /* After every wait was closed. */
 void mill_ops_fini(struct mill_ops *ops);
 
@@ -72,6 +77,7 @@ struct mill_wait {
 	uv_timer_t timer;
 	uint32_t slot;
 	uint64_t request; /* 0: none is out */
+	struct mill_transfer *transfer;
 };
 
 /* Takes a slot and a timer for the life of the wait. */
@@ -85,5 +91,7 @@ void mill_wait_close(struct mill_wait *wait);
 /* Start an op: as mill_op.start. */
 int mill_wait_start(struct mill_wait *wait, const struct mill_op *op, lua_State *co, int first,
                     struct mill_err *err);
+/* For an op: it is over, with this reply. Wakes the wait. */
+void mill_wait_finish(struct mill_wait *wait, bool failed, struct mill_span reply);
 /* Cancel the op it is on, if any. */
 void mill_wait_cancel(struct mill_wait *wait);

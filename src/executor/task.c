@@ -445,6 +445,7 @@ void mill_tasks_close(struct mill_tasks *tasks)
 		mill_wait_close(&task->wait);
 		uv_close((uv_handle_t *)&task->limit, NULL);
 	}
+	mill_ops_close(&tasks->ops);
 }
 
 void mill_tasks_fini(struct mill_tasks *tasks)
