@@ -9,6 +9,7 @@ local clock = require "spec.support.clock"
 local cluster = require "spec.support.cluster"
 local folder = require "spec.support.folder"
 local pg = require "spec.support.pg"
+local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 local witness = require "spec.support.witness"
 
@@ -237,6 +238,44 @@ describe("an executor killed from outside", function()
     local worker = start_doomed(app, "frames_sent:2")
     worker:wait_for "event=ready"
     prove(app, ids, { attempts = 1, refunds = 0, reclaims = 0, runs = 4 })
+  end)
+
+  -- The runtime learns of all deaths at a time. One that comes while it is at work on what another
+  -- executor sent is told of before the runtime has looked for what this one sent.
+  it("right after it sent an outcome, beside another that does the same: both count", function()
+    local app = witness.app {
+      config = { lease_secs = 300, executors = 2, concurrency = 1 },
+      body = 'witness.wait_for("go" .. payload.n)',
+    }
+    local ids = witness.publish(app, 2)
+    local worker = app:spawn {
+      "run", env = { TIDEMILL_KILL_AT = "frames_sent:2", TIDEMILL_STOP_AT = "outcome_taken" },
+    }
+    witness.wait_until_begun(app, 2)
+    local executors = {}
+    for _, run in ipairs(witness.runs(app)) do
+      executors[run.id] = run.executor
+    end
+    local function end_handler(n)
+      app:write("go" .. n, "")
+      app:wait_until(function()
+        return not process.alive(executors[ids[n]])
+      end, 30, "the executor has sent its outcome and died")
+    end
+    local function wait_until_stopped()
+      app:wait_until(function()
+        return witness.is_stopped(worker.pid)
+      end, 30, "the runtime is stopped")
+    end
+    worker:kill "STOP"
+    wait_until_stopped()
+    end_handler(1)
+    -- It finds both the outcome and the death, and stops at the outcome.
+    worker:kill "CONT"
+    wait_until_stopped()
+    end_handler(2)
+    worker:kill "CONT"
+    prove(app, ids, { attempts = 1, refunds = 0, reclaims = 0, runs = 2 })
   end)
 
   it("right before it sends an outcome: the message runs again", function()

@@ -229,6 +229,7 @@ void mill_dispatch_release_removed(struct mill_dispatch *dispatch)
 void mill_dispatch_outcome(struct mill_dispatch *dispatch, struct mill_executor *executor,
                            const struct mill_outcome *outcome)
 {
+	MILL_KILL_POINT("outcome_taken");
 	struct mill_delivery *delivery = mill_dispatch_find(dispatch, executor, outcome->ticket);
 	if (delivery == NULL) {
 		mill_log(MILL_LOG_WARN, "outcome_ignored",
