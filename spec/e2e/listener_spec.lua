@@ -141,4 +141,19 @@ describe("a listening connection", function()
     assert_made_again(app, worker, old, missed)
     app:stop()
   end)
+
+  it("that is never answered is given up and tried again", function()
+    local app, between = new_relayed_app()
+    finally(function()
+      between:destroy()
+    end)
+    between:kill "STOP"
+    -- The other connections are there, and the worker works.
+    local worker = app:start()
+    worker:wait_for('event=database_unreached link=listen error="no connection within 10 s"', 30)
+    between:kill "CONT"
+    worker:wait_for("event=database_reached link=listen", 20)
+    assert_hears(app)
+    app:stop()
+  end)
 end)

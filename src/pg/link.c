@@ -1,9 +1,9 @@
 /*
  * A link to Postgres: see link.h.
  *
- *     RESOLVING ──► CONNECTING ──► PREPARING ──► UP
- *         ▲              │              │         │
- *         └── WAITING ◄──┴──────────────┴─────────┘   (backoff 50 ms … 2 s)
+ *     CONNECTING ──► PREPARING ──► UP
+ *      ▲     │            │         │
+ *      └── WAITING ◄──────┴─────────┘   (backoff 50 ms … 2 s)
  *
  * What is on the wire is a queue of exchanges. Each travels as
  *
@@ -14,9 +14,6 @@
  * means. So a failure costs its own exchange only, however many follow in the pipe. An explicit
  * BEGIN fixes the isolation level whatever the database's default, and holds through a transaction
  * pooler.
- *
- * libpq closes and reopens sockets while it connects, often under the same number, so the poll
- * handle is closed before each step of a connect and made anew after it.
  */
 #include "pg/link.h"
 
@@ -26,16 +23,17 @@
 #include "core/clock.h"
 #include "core/list.h"
 #include "core/log.h"
-#include "pg/address.h"
 #include "pg/cancel.h"
+#include "pg/connect.h"
+#include "pg/watch.h"
 
-#define CONNECT_DEADLINE_MS 10000
+#define PREPARE_DEADLINE_MS 10000
 #define BACKOFF_LEAST_MS 50
 #define BACKOFF_MOST_MS 2000
 #define STATEMENTS_PER_EXCHANGE 40
 #define NOTICE_EVERY_SECS 60 /* the same text */
 
-enum link_state { RESOLVING, CONNECTING, PREPARING, UP, WAITING, CLOSED };
+enum link_state { CONNECTING, PREPARING, UP, WAITING, CLOSED };
 
 /* One transaction on the wire. PREPARING uses one of its own for each prepare. */
 struct exchange {
@@ -55,11 +53,10 @@ struct exchange {
 struct mill_link {
 	struct mill_link_options options;
 	enum link_state state;
-	struct mill_address address;
-	struct mill_resolve *resolve;
-	PGconn *connection;
-	uv_poll_t *poll;  /* heap: closing takes a turn of the loop */
-	uv_timer_t timer; /* backoff, connect deadline, exchange deadline: one per state */
+	struct mill_connect *connect; /* CONNECTING */
+	PGconn *connection;           /* PREPARING and UP */
+	struct mill_watch watch;
+	uv_timer_t timer; /* backoff, deadlines: one per state */
 	bool flush_wanted, watching_write;
 	struct mill_list in_flight;
 	struct exchange *open; /* begun, not ended */
@@ -78,55 +75,10 @@ struct mill_results {
 	const struct exchange *exchange;
 };
 
-static void start_connecting(struct mill_link *link);
 static void lose(struct mill_link *link, const struct mill_err *err);
 static void flush(struct mill_link *link);
 
-/* ---- handles ------------------------------------------------------------------------------- */
-
-static void on_poll_closed(uv_handle_t *handle)
-{
-	free(handle);
-}
-
-static void unwatch(struct mill_link *link)
-{
-	if (link->poll == NULL)
-		return;
-	link->poll->data = NULL;
-	uv_close((uv_handle_t *)link->poll, on_poll_closed);
-	link->poll = NULL;
-	link->watching_write = false;
-}
-
-static void watch(struct mill_link *link, int events, uv_poll_cb on_event)
-{
-	unwatch(link);
-	link->poll = mill_calloc(1, sizeof(*link->poll));
-	if (uv_poll_init(link->options.loop, link->poll, PQsocket(link->connection)) != 0) {
-		free(link->poll);
-		link->poll = NULL;
-		return; /* the connect deadline ends this attempt */
-	}
-	link->poll->data = link;
-	uv_poll_start(link->poll, events, on_event);
-}
-
-static void drop_connection(struct mill_link *link)
-{
-	unwatch(link);
-	if (link->connection != NULL)
-		PQfinish(link->connection);
-	link->connection = NULL;
-}
-
 /* ---- errors -------------------------------------------------------------------------------- */
-
-static void connection_error(struct mill_link *link, struct mill_err *err)
-{
-	const char *text = link->connection ? PQerrorMessage(link->connection) : "";
-	mill_err_set(err, MILL_ERR_UNREACHED, "%s", text[0] ? text : "the connection was lost");
-}
 
 static void result_error(const PGresult *result, struct mill_err *err)
 {
@@ -335,30 +287,27 @@ static void flush(struct mill_link *link)
 	int rest = PQflush(link->connection);
 	if (rest < 0) {
 		struct mill_err err;
-		connection_error(link, &err);
+		mill_connect_describe(link->connection, &err);
 		lose(link, &err);
 		return;
 	}
 	bool want_write = rest > 0;
-	if (want_write != link->watching_write && link->poll != NULL) {
-		link->watching_write = want_write;
-		uv_poll_start(link->poll, UV_READABLE | (want_write ? UV_WRITABLE : 0),
-		              on_up_event);
-	}
+	if (want_write == link->watching_write)
+		return;
+	link->watching_write = want_write;
+	mill_watch_change(&link->watch, UV_READABLE | (want_write ? UV_WRITABLE : 0), on_up_event);
 }
 
 static void on_up_event(uv_poll_t *poll, int status, int events)
 {
 	struct mill_link *link = poll->data;
-	if (link == NULL)
-		return;
 	struct mill_err err;
 	if (status < 0 || ((events & UV_READABLE) && !PQconsumeInput(link->connection))) {
 		/* What the server said last (a FATAL and its reason) is still to be read. */
 		read_results(link);
 		if (link->state != PREPARING && link->state != UP)
 			return;
-		connection_error(link, &err);
+		mill_connect_describe(link->connection, &err);
 		lose(link, &err);
 		return;
 	}
@@ -367,7 +316,7 @@ static void on_up_event(uv_poll_t *poll, int status, int events)
 	if (link->connection == NULL)
 		return;
 	if (PQstatus(link->connection) == CONNECTION_BAD) {
-		connection_error(link, &err);
+		mill_connect_describe(link->connection, &err);
 		lose(link, &err);
 	} else if ((events & UV_WRITABLE) || link->flush_wanted) {
 		flush(link);
@@ -446,17 +395,28 @@ static void prepare(struct mill_link *link, const char *name, const char *sql)
 	send_plain(link);
 }
 
+static void on_unprepared(uv_timer_t *timer)
+{
+	struct mill_err err;
+	mill_err_set(&err, MILL_ERR_UNREACHED, "connected, and then no answer within %d s",
+	             PREPARE_DEADLINE_MS / 1000);
+	lose(mill_container_of(timer, struct mill_link, timer), &err);
+}
+
 static void start_preparing(struct mill_link *link)
 {
 	link->state = PREPARING;
+	uv_timer_start(&link->timer, on_unprepared, PREPARE_DEADLINE_MS, 0);
 	PQsetNoticeProcessor(link->connection, on_notice, link);
-	if (PQsetnonblocking(link->connection, 1) != 0 || !PQenterPipelineMode(link->connection)) {
+	link->watching_write = false;
+	if (PQsetnonblocking(link->connection, 1) != 0 || !PQenterPipelineMode(link->connection) ||
+	    mill_watch_start(&link->watch, link->options.loop, PQsocket(link->connection),
+	                     UV_READABLE, on_up_event, link) != 0) {
 		struct mill_err err;
-		connection_error(link, &err);
+		mill_connect_describe(link->connection, &err);
 		lose(link, &err);
 		return;
 	}
-	watch(link, UV_READABLE, on_up_event);
 	link->to_prepare = 0;
 	prepare(link, "begin", "BEGIN ISOLATION LEVEL READ COMMITTED");
 	prepare(link, "commit", "COMMIT");
@@ -476,81 +436,27 @@ static void start_preparing(struct mill_link *link)
 
 /* ---- connecting ---------------------------------------------------------------------------- */
 
-static void step_connecting(struct mill_link *link);
-
-static void on_connect_event(uv_poll_t *poll, int status, int events)
-{
-	(void)status; /* a refused connect shows as UV_EBADF here; libpq knows the reason */
-	(void)events;
-	if (poll->data != NULL)
-		step_connecting(poll->data);
-}
-
-static void step_connecting(struct mill_link *link)
-{
-	unwatch(link);
-	struct mill_err err;
-	switch (PQconnectPoll(link->connection)) {
-	case PGRES_POLLING_READING:
-		watch(link, UV_READABLE, on_connect_event);
-		break;
-	case PGRES_POLLING_WRITING:
-		watch(link, UV_WRITABLE, on_connect_event);
-		break;
-	case PGRES_POLLING_OK:
-		start_preparing(link);
-		break;
-	default:
-		connection_error(link, &err);
-		lose(link, &err);
-		break;
-	}
-}
-
-static void on_connect_deadline(uv_timer_t *timer)
-{
-	struct mill_link *link = mill_container_of(timer, struct mill_link, timer);
-	struct mill_err err;
-	mill_err_set(&err, MILL_ERR_UNREACHED, "no connection within %d s",
-	             CONNECT_DEADLINE_MS / 1000);
-	lose(link, &err);
-}
-
-static void on_address_resolved(const struct mill_err *resolve_err, void *context)
+static void on_connected(PGconn *connection, const struct mill_err *err, void *context)
 {
 	struct mill_link *link = context;
-	link->resolve = NULL;
-	if (resolve_err != NULL) {
-		lose(link, resolve_err);
-		return;
-	}
-	link->state = CONNECTING;
-	link->connection = PQconnectStartParams(link->address.keywords,
-	                                        (const char *const *)link->address.values, 0);
-	struct mill_err err;
-	if (link->connection == NULL || PQstatus(link->connection) == CONNECTION_BAD) {
-		connection_error(link, &err);
-		lose(link, &err);
-		return;
-	}
-	watch(link, UV_WRITABLE, on_connect_event);
+	link->connect = NULL;
+	link->connection = connection;
+	if (err != NULL)
+		lose(link, err);
+	else
+		start_preparing(link);
 }
 
 static void start_connecting(struct mill_link *link)
 {
-	link->state = RESOLVING;
-	uv_timer_start(&link->timer, on_connect_deadline, CONNECT_DEADLINE_MS, 0);
-	mill_address_free(&link->address);
+	link->state = CONNECTING;
 	char *application = mill_sprintf("tidemill %s", link->options.name);
 	struct mill_err err;
-	int failed = mill_address_parse(link->options.dsn, application, &link->address, &err);
+	link->connect = mill_connect_start(link->options.loop, link->options.dsn, application,
+	                                   on_connected, link, &err);
 	free(application);
-	if (failed) {
+	if (link->connect == NULL)
 		lose(link, &err);
-		return;
-	}
-	link->resolve =
-	        mill_address_resolve(link->options.loop, &link->address, on_address_resolved, link);
 }
 
 static void on_backoff(uv_timer_t *timer)
@@ -570,6 +476,20 @@ static void report_loss(struct mill_link *link, const struct mill_err *err, bool
 	         MILL_TEXT("sqlstate", err->sqlstate[0] ? err->sqlstate : NULL));
 }
 
+/* What was begun and not ended goes with it. */
+static void drop_connection(struct mill_link *link)
+{
+	if (link->connect != NULL)
+		mill_connect_abandon(link->connect);
+	link->connect = NULL;
+	mill_watch_stop(&link->watch);
+	PQfinish(link->connection);
+	link->connection = NULL;
+	if (link->open != NULL)
+		exchange_free(link->open);
+	link->open = NULL;
+}
+
 static void lose(struct mill_link *link, const struct mill_err *err)
 {
 	if (link->state == WAITING || link->state == CLOSED)
@@ -577,12 +497,6 @@ static void lose(struct mill_link *link, const struct mill_err *err)
 	struct mill_err reason = *err; /* may live in what is freed below */
 	bool was_up = link->state == UP;
 	link->state = WAITING;
-	if (link->resolve != NULL)
-		mill_resolve_abandon(link->resolve);
-	link->resolve = NULL;
-	if (link->open != NULL)
-		exchange_free(link->open);
-	link->open = NULL;
 	drop_connection(link);
 	report_loss(link, &reason, was_up);
 	uint64_t wait_ms = BACKOFF_LEAST_MS;
@@ -617,7 +531,6 @@ static void on_timer_closed(uv_handle_t *handle)
 	struct mill_link *link = mill_container_of(handle, struct mill_link, timer);
 	void (*on_closed)(void *) = link->on_closed;
 	void *context = link->closed_context;
-	mill_address_free(&link->address);
 	free((char *)link->options.dsn);
 	free(link);
 	if (on_closed != NULL)
@@ -630,11 +543,6 @@ void mill_link_close(struct mill_link *link, void (*on_closed)(void *context), v
 	link->state = CLOSED;
 	link->on_closed = on_closed;
 	link->closed_context = context;
-	if (link->resolve != NULL)
-		mill_resolve_abandon(link->resolve);
-	if (link->open != NULL)
-		exchange_free(link->open);
-	link->open = NULL;
 	drop_connection(link);
 	struct mill_err err;
 	mill_err_set(&err, MILL_ERR_UNREACHED, "the connection was closed");
