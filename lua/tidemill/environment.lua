@@ -7,7 +7,7 @@
 local await = require "tidemill.await"
 local log = require "tidemill.log"
 
-local getinfo = debug.getinfo
+local find, getinfo = string.find, debug.getinfo
 local rawset, tostring, error = rawset, tostring, error
 
 local environment = {}
@@ -26,14 +26,14 @@ local function setlocale(locale)
   return nil
 end
 
--- The file and line of the Lua code that called, however many C functions lie between.
-local function place_of_caller()
-  for level = 3, 20 do
+-- The file and line of the user's code that called, however many other functions lie between.
+function environment.place()
+  for level = 2, 20 do
     local info = getinfo(level, "Sl")
     if not info then
       break
     end
-    if info.currentline > 0 then
+    if info.currentline > 0 and not find(info.short_src, "^tidemill[%w.]*$") then
       return info.short_src .. ":" .. info.currentline
     end
   end
@@ -47,7 +47,7 @@ local function watch_globals()
     if not warned[name] then
       warned[name] = true
       log.warn_event("global_written", "all handlers of this process share globals: write `local`",
-        "name", tostring(name), "at", place_of_caller())
+        "name", tostring(name), "at", environment.place())
     end
     rawset(globals, name, value)
   end

@@ -11,7 +11,8 @@ local publication = require "tidemill.publication"
 local render = require "tidemill.render"
 
 -- A handler may have changed the library's tables.
-local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
+local error, setmetatable, type, xpcall = error, setmetatable, type, xpcall
+local getmetatable = debug.getmetatable
 local format = string.format
 local encode, take = host.encode, host.take
 local raised = render.raised
@@ -20,6 +21,8 @@ local INFO = 1
 
 local Context = {}
 Context.__index = Context
+-- Of all contexts: nobody gets hold of it.
+Context.__metatable = "ctx"
 
 -- Why `self` cannot be used in a method called `name`, or nothing.
 local function misuse(self, name)

@@ -367,11 +367,14 @@ end
 
 -- Starts an executor without a LOAD. `options.env` as for process.spawn; `options.memory_kb` limits
 -- its address space, which a build with sanitizers cannot bear; `options.descriptors` the number of
--- its open files.
+-- its open files; `options.open` lists descriptors that whoever starts it has left open.
 function executor.spawn(options)
   local dir = folder.temp "tidemill-executor"
   local fd, page, theirs, their_page = make_descriptors()
   local script = ('exec "$0" executor "$1" 3<&%d 4<&%d %d<&- %d<&-'):format(theirs, their_page, theirs, their_page)
+  for _, number in ipairs(options.open or {}) do
+    script = ("exec %d</etc/hostname; "):format(number) .. script
+  end
   if options.memory_kb then
     script = ("ulimit -v %d; "):format(options.memory_kb) .. script
   end

@@ -50,6 +50,15 @@ void mill_child_keep_from(int first)
 		fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
+void mill_child_close_from(int first)
+{
+	if (syscall(SYS_close_range, (unsigned)first, ~0U, 0) == 0)
+		return;
+	/* Linux before 5.9. */
+	for (int fd = first; fd < 1024; fd++)
+		close(fd);
+}
+
 /* From here to exec only what is safe after a fork. */
 
 static int become(const struct mill_account *account)

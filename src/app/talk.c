@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -109,5 +110,7 @@ int mill_talk_end(struct mill_talk *talk, bool expected)
 	mill_buffer_free(&talk->in);
 	if (!expected || mill_child_wait(talk->pid, END_SECS, &status) != MILL_CHILD_ENDED)
 		mill_child_kill(talk->pid);
+	/* What a handler has started and not waited for. */
+	kill(-talk->pid, SIGKILL);
 	return status;
 }

@@ -15,6 +15,7 @@
 
 #include "app/child.h"
 #include "cli/cli.h"
+#include "executor/fence.h"
 
 /* Nothing is to be done; unlike SIG_IGN, it does not reach what a handler starts. */
 static void on_ignored(int number)
@@ -47,6 +48,7 @@ int mill_cli_executor(struct mill_cli *cli)
 		             cli->operands[0]);
 		return mill_cli_fail(&err);
 	}
+	mill_child_close_from(MILL_EXECUTOR_PAGE_FD + 1);
 	mill_child_keep_from(MILL_EXECUTOR_SOCKET_FD);
 	leave_signals_to_parent();
 	prctl(PR_SET_NAME, "tidemill-exec");
@@ -60,5 +62,6 @@ int mill_cli_executor(struct mill_cli *cli)
 		return mill_cli_fail(&err);
 	}
 	close(MILL_EXECUTOR_PAGE_FD);
+	mill_fence_start(MILL_EXECUTOR_SOCKET_FD, page);
 	return mill_executor_run(MILL_EXECUTOR_SOCKET_FD, page);
 }

@@ -167,6 +167,8 @@ static int l_run(lua_State *L)
 	bool handlers = loading->loaded->handlers;
 	mill_vm_push(L, "tidemill.environment", "install");
 	lua_call(L, 0, 0);
+	mill_vm_push(L, "tidemill.fences", "install");
+	lua_call(L, 0, 0);
 	mill_vm_push(L, "tidemill.load", "run");
 	lua_newtable(L);
 	lua_pushlightuserdata(L, loading);
@@ -189,6 +191,8 @@ static int l_run(lua_State *L)
 		order_lanes(L, &loading->loaded->manifest);
 		loading->loaded->lanes_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 	}
+	mill_vm_push(L, "tidemill.fences", "loaded");
+	lua_call(L, 0, 0);
 	loading->done = true;
 	return 0;
 }

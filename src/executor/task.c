@@ -3,11 +3,13 @@
 
 #include <lauxlib.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/policy.h"
 #include "core/uuid.h"
+#include "executor/fence.h"
 
 #define ERROR_TEXT_MAX (16 * 1024)      /* bytes of an outcome's error; the ledger keeps fewer */
 #define MEMORY_TEXT "not enough memory" /* LuaJIT's own words */
@@ -105,6 +107,23 @@ static void finish_died(struct mill_task *task, int status)
 
 /* ---- on the processor --------------------------------------------------------------------- */
 
+static int l_mend(lua_State *L)
+{
+	const struct mill_tasks *tasks = lua_touserdata(L, 1);
+	lua_rawgeti(L, LUA_REGISTRYINDEX, tasks->mend_ref);
+	lua_call(L, 0, 0);
+	return 0;
+}
+
+/* The handler changed something of the library: the next one is to find it as it was. */
+static void mend(struct mill_tasks *tasks)
+{
+	struct mill_err err = MILL_ERR_INIT;
+	tasks->bent = false;
+	if (mill_vm_call(tasks->options.vm, l_mend, tasks, &err) != 0)
+		mill_log(MILL_LOG_WARN, "not_mended", MILL_TEXT("error", err.message));
+}
+
 /* Hand the processor to the handler, and tell the blame page so. Returns lua_resume's status. */
 static int resume(struct mill_task *task, int arguments)
 {
@@ -123,6 +142,9 @@ static int resume(struct mill_task *task, int arguments)
 	tasks->options.vm->speaker = &task->speaker;
 
 	int status = lua_resume(task->co, arguments);
+	/* A handler forked: the executor that this is a copy of goes on, and answers. */
+	if (mill_fence_is_copy())
+		_exit(1);
 	/* A hook belongs to the whole state: the next delivery is not to be called by it. */
 	lua_sethook(task->tasks->options.vm->L, NULL, 0, 0);
 
@@ -136,6 +158,8 @@ static int resume(struct mill_task *task, int arguments)
 	atomic_store_explicit(&page->ticket, 0, memory_order_release);
 	atomic_store_explicit(&page->heap_bytes, mill_vm_heap_bytes(tasks->options.vm),
 	                      memory_order_relaxed);
+	if (tasks->bent)
+		mend(tasks);
 	return status;
 }
 
@@ -410,6 +434,8 @@ static int l_init(lua_State *L)
 	tasks->main_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 	mill_vm_push(L, "tidemill.render", "waiting");
 	tasks->waiting_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+	mill_vm_push(L, "tidemill.fences", "mend");
+	tasks->mend_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 	return 0;
 }
 
@@ -421,6 +447,7 @@ int mill_tasks_init(struct mill_tasks *tasks, const struct mill_tasks_options *o
 		.main_ref = LUA_NOREF,
 		.waiting_ref = LUA_NOREF,
 		.wait_ref = LUA_NOREF,
+		.mend_ref = LUA_NOREF,
 	};
 	mill_list_init(&tasks->running);
 	mill_list_init(&tasks->idle);
@@ -461,6 +488,7 @@ void mill_tasks_fini(struct mill_tasks *tasks)
 	luaL_unref(L, LUA_REGISTRYINDEX, tasks->main_ref);
 	luaL_unref(L, LUA_REGISTRYINDEX, tasks->waiting_ref);
 	luaL_unref(L, LUA_REGISTRYINDEX, tasks->wait_ref);
+	luaL_unref(L, LUA_REGISTRYINDEX, tasks->mend_ref);
 	mill_ops_fini(&tasks->ops);
 	free(tasks->quick);
 }

@@ -46,6 +46,8 @@ struct mill_tasks {
 	int main_ref;    /* lua/tidemill/task.lua: runs one delivery */
 	int waiting_ref; /* lua/tidemill/render.lua: a text with the traceback of a coroutine */
 	int wait_ref;    /* the private value that await yields first */
+	int mend_ref;    /* lua/tidemill/fences.lua: undoes what a handler changed for all */
+	bool bent;       /* there is something to be undone */
 	const void *wait;
 	bool *quick; /* of each lane, see before_run */
 	/* The last created_at as text, since those of a batch are often of one second. */

@@ -149,9 +149,16 @@ static int l_gather(lua_State *L)
 	return 0;
 }
 
+/* bend(): the handler that runs has changed something that is to be undone after it */
+static int l_bend(lua_State *L)
+{
+	tasks_of(L)->bent = true;
+	return 0;
+}
+
 static const luaL_Reg host_functions[] = {
-	{ "running", l_running }, { "owns", l_owns },     { "take", l_take },
-	{ "outcome", l_outcome }, { "gather", l_gather }, { NULL, NULL },
+	{ "running", l_running }, { "owns", l_owns }, { "take", l_take }, { "outcome", l_outcome },
+	{ "gather", l_gather },   { "bend", l_bend }, { NULL, NULL },
 };
 
 void mill_task_open_host(lua_State *L, struct mill_tasks *tasks)

@@ -138,6 +138,8 @@ static int make_page(struct mill_process *process)
 static void on_process_exit(uv_process_t *handle, int64_t status, int signal_number)
 {
 	struct mill_process *process = handle->data;
+	/* What its handlers started, and did not give a session of its own, ends with it. */
+	kill(-handle->pid, SIGKILL);
 	read_last_words(process);
 	process->on_end(process, status, signal_number);
 }

@@ -1,0 +1,38 @@
+/* Fences around the process: see fence.h. */
+#include "executor/fence.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct {
+	int socket_fd;
+	struct mill_page *page;
+	bool is_copy;
+} fence;
+
+/*
+ * In the child, before fork returns to the handler. Both ends of the socket, and the page, are the
+ * executor's; the copy gets a page that nobody reads. os.execute and io.popen do not come this way.
+ */
+static void on_forked(void)
+{
+	fence.is_copy = true;
+	close(fence.socket_fd);
+	mmap(fence.page, sizeof(*fence.page), PROT_READ | PROT_WRITE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
+void mill_fence_start(int socket_fd, struct mill_page *page)
+{
+	fence.socket_fd = socket_fd;
+	fence.page = page;
+	pthread_atfork(NULL, NULL, on_forked);
+	/* Fails where it leads a process group already, which will do as well. */
+	setsid();
+}
+
+bool mill_fence_is_copy(void)
+{
+	return fence.is_copy;
+}
