@@ -355,6 +355,17 @@ static void take_refusal(struct mill_claim *claim, const struct mill_err *err)
 		         MILL_TEXT("sqlstate", err->sqlstate), MILL_INT("skipped", skipped));
 }
 
+/* Where it looked: marks only move on with an answer. */
+static void remember_lost(struct mill_claim *claim)
+{
+	struct mill_store_want wants[LANES_PER_CLAIM];
+	for (size_t i = 0; i < claim->asked_count; i++) {
+		wants[i].lane = claim->asked[i]->asked_number;
+		memcpy(wants[i].low, claim->asked[i]->low, sizeof(wants[i].low));
+	}
+	mill_undo_add(claim->undo, claim->number, wants, claim->asked_count);
+}
+
 static void on_claim_answer(struct mill_results *results, const struct mill_err *err, void *context)
 {
 	struct mill_claim *claim = context;
@@ -363,7 +374,7 @@ static void on_claim_answer(struct mill_results *results, const struct mill_err 
 		MILL_KILL_POINT("claim_answered");
 		take_claimed(claim, results);
 	} else if (err->kind == MILL_ERR_UNREACHED) {
-		mill_undo_add(claim->undo, claim->number);
+		remember_lost(claim);
 	} else {
 		take_refusal(claim, err);
 	}

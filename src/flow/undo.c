@@ -1,6 +1,8 @@
 /* Claims whose answer was lost: see undo.h. */
 #include "flow/undo.h"
 
+#include <math.h>
+
 #include "core/clock.h"
 #include "core/log.h"
 
@@ -14,12 +16,18 @@
  * worker lives.
  */
 static const double undo_after_secs[] = { 0, 2, 10, 60, 300, 900 };
+/* A try that was cut short does not count, and is made again after so long, doubled each time. */
+#define CUT_LEAST_SECS 2.0
+#define CUT_MOST_SECS 300.0
 
 struct lost_claim {
 	uint64_t number;
 	uint64_t at_ns;
 	size_t tries;
+	double cut_secs; /* the pause after a try that is cut short */
 	bool in_flight;
+	struct mill_store_want *wants;
+	size_t want_count;
 	struct lost_claim *next;
 	struct mill_undo *undo;
 };
@@ -50,10 +58,21 @@ void mill_undo_free(struct mill_undo *undo)
 	free(undo);
 }
 
-void mill_undo_add(struct mill_undo *undo, uint64_t number)
+static void lost_free(struct lost_claim *lost)
+{
+	free(lost->wants);
+	free(lost);
+}
+
+void mill_undo_add(struct mill_undo *undo, uint64_t number, const struct mill_store_want *wants,
+                   size_t want_count)
 {
 	struct lost_claim *lost = mill_calloc(1, sizeof(*lost));
 	lost->number = number;
+	lost->cut_secs = CUT_LEAST_SECS;
+	lost->wants = mill_alloc(want_count * sizeof(wants[0]));
+	memcpy(lost->wants, wants, want_count * sizeof(wants[0]));
+	lost->want_count = want_count;
 	lost->undo = undo;
 	lost->next = undo->lost;
 	undo->lost = lost;
@@ -74,9 +93,13 @@ static void on_answer(struct mill_results *results, const struct mill_err *err, 
 		mill_log(MILL_LOG_INFO, "claim_undone", MILL_INT("messages", count));
 		undo->on_undone(undo->context);
 	}
-	lost->tries++;
+	bool cut = mill_store_undo_was_cut(results);
+	if (!cut || lost->tries == 0)
+		lost->tries++;
 	if (lost->tries < MILL_COUNT(undo_after_secs)) {
-		double secs = undo_after_secs[lost->tries];
+		double secs = cut ? lost->cut_secs : undo_after_secs[lost->tries];
+		if (cut)
+			lost->cut_secs = fmin(lost->cut_secs * 2, CUT_MOST_SECS);
 		lost->at_ns = mill_clock_ns() + (uint64_t)(secs * SECOND_NS);
 		return;
 	}
@@ -84,7 +107,7 @@ static void on_answer(struct mill_results *results, const struct mill_err *err, 
 	while (*at != lost)
 		at = &(*at)->next;
 	*at = lost->next;
-	free(lost);
+	lost_free(lost);
 }
 
 void mill_undo_turn(struct mill_undo *undo, uint64_t now)
@@ -94,7 +117,8 @@ void mill_undo_turn(struct mill_undo *undo, uint64_t now)
 			continue;
 		lost->in_flight = true;
 		undo->in_flight++;
-		mill_store_undo_claim(undo->store, undo->work, lost->number, on_answer, lost);
+		mill_store_undo_claim(undo->store, undo->work, lost->number, lost->wants,
+		                      lost->want_count, on_answer, lost);
 	}
 }
 
@@ -123,7 +147,7 @@ void mill_undo_forget(struct mill_undo *undo)
 			at = &lost->next;
 		} else {
 			*at = lost->next;
-			free(lost);
+			lost_free(lost);
 		}
 	}
 }

@@ -14,8 +14,9 @@ struct mill_undo *mill_undo_new(struct mill_store *store, struct mill_link *work
 /* Only when nothing is in flight. */
 void mill_undo_free(struct mill_undo *undo);
 
-/* The answer to claim `number` was lost. */
-void mill_undo_add(struct mill_undo *undo, uint64_t number);
+/* The answer to claim `number` was lost, which asked for `wants`; they are copied. */
+void mill_undo_add(struct mill_undo *undo, uint64_t number, const struct mill_store_want *wants,
+                   size_t want_count);
 /* Send what is due; only while the link is up. */
 void mill_undo_turn(struct mill_undo *undo, uint64_t now);
 /* Each has been undone once, and none is in flight. */

@@ -184,20 +184,40 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		" WHERE d.due IS NOT NULL" },
 
 	/*
-	 * $1 the token of a claim whose reply was lost. Others may have room for what comes back.
-	 * What somebody has locked is left to the next try.
+	 * $1 the token of a claim whose reply was lost, $2 to $4 where it looked: lanes, priorities,
+	 * low-water marks. Others may have room for what comes back. What somebody has locked is left
+	 * to the next try.
+	 *
+	 * No index knows who holds a message, so a range is walked from its mark, and no farther than
+	 * past $5 messages that wait: a claim takes those that come first, so what it took lies before
+	 * them, but for others that were committed later or were locked. Behind so many of these it is
+	 * out of reach until they have been claimed, which comes first in any case. Returned: how many
+	 * went back, and whether a range was cut short.
 	 */
 	[MILL_QUERY_UNDO_CLAIM] = { "undo_claim",
-		"WITH held AS MATERIALIZED ("
-		" SELECT q.ctid AS tid FROM " TABLE " AS q"
-		" WHERE q.processed_at IS NULL AND q.status = 'running' AND q.claimed_by = $1::text"
-		" FOR UPDATE SKIP LOCKED),"
+		"WITH range AS MATERIALIZED ("
+		" SELECT r.lane, r.priority, r.low, coalesce(e.available_at, 'infinity') AS until,"
+		"  coalesce(e.seq, 9223372036854775807) AS seq, e.seq IS NOT NULL AS cut"
+		" FROM unnest($2::int4[], $3::int2[], $4::timestamptz[]) AS r(lane, priority, low)"
+		" LEFT JOIN LATERAL ("
+		"  SELECT q.available_at, q.seq FROM " TABLE " AS q"
+		"  WHERE q.lane = r.lane AND q.priority = r.priority AND q.available_at >= r.low"
+		"   AND q.available_at <= now() AND q.processed_at IS NULL AND q.status = 'pending'"
+		"  ORDER BY q.available_at, q.seq OFFSET $5::int4 LIMIT 1) AS e ON true),"
+		" held AS MATERIALIZED ("
+		" SELECT h.tid FROM range AS r CROSS JOIN LATERAL ("
+		"  SELECT q.ctid AS tid FROM " TABLE " AS q"
+		"  WHERE q.lane = r.lane AND q.priority = r.priority AND q.available_at >= r.low"
+		"   AND q.available_at <= now() AND (q.available_at, q.seq) <= (r.until, r.seq)"
+		"   AND q.processed_at IS NULL AND q.status = 'running' AND q.claimed_by = $1::text"
+		"  FOR UPDATE SKIP LOCKED) AS h),"
 		" undone AS ("
 		" UPDATE " TABLE " AS q SET status = 'pending', attempts = q.attempts - 1,"
 		"  available_at = greatest(q.available_at, now()), " UNHELD
 		" FROM held WHERE q.ctid = held.tid RETURNING q.topic)"
-		" SELECT t.topic, t.count, pg_notify('{prefix}_queue', t.topic)"
-		" FROM (SELECT topic, count(*) AS count FROM undone GROUP BY topic) AS t" },
+		" SELECT (SELECT count(*) FROM undone) AS undone, EXISTS (SELECT FROM range WHERE cut) AS cut,"
+		"  (SELECT count(pg_notify('{prefix}_queue', t.topic))"
+		"   FROM (SELECT DISTINCT topic FROM undone) AS t)" },
 
 	/* $1 ids, $2 their claimed_by. Returns the ids that were still ours, and not locked. */
 	[MILL_QUERY_SETTLE_DONE] = { "settle_done",

@@ -209,8 +209,9 @@ const struct mill_query_text mill_plain_queries[MILL_QUERY_COUNT] = {
 		" UPDATE " TABLE " AS q SET status = 'pending', attempts = q.attempts - 1,"
 		"  available_at = greatest(q.available_at, now()), " UNHELD
 		" FROM held WHERE q.ctid = held.tid RETURNING q.topic)"
-		" SELECT t.topic, t.count, pg_notify('{prefix}_queue', t.topic)"
-		" FROM (SELECT topic, count(*) AS count FROM undone GROUP BY topic) AS t" },
+		" SELECT (SELECT count(*) FROM undone), false,"
+		"  (SELECT count(pg_notify('{prefix}_queue', t.topic))"
+		"   FROM (SELECT DISTINCT topic FROM undone) AS t)" },
 
 	/*
 	 * $1 ids, $2 their claimed_by, $3 statuses, $4 seconds to wait, $5 errors, $6 (a history is

@@ -9,6 +9,7 @@
 #include "pg/refusal.h"
 
 #define HISTORY_ERROR_MAX 500
+#define UNDO_PASSES 1000 /* messages that wait, in each range */
 #define BIT(query) (UINT64_C(1) << (query))
 
 struct mill_store {
@@ -156,15 +157,9 @@ static void plain_range_params(const struct mill_store *store, struct mill_param
 	mill_params_array_end(p);
 }
 
-/* $3 to $6 of a ledger: a probe for each priority of each lane. */
-static void range_params(struct mill_params *p, const struct mill_store_want *wants, size_t count)
+/* A probe for each priority of each lane: the priority, and where it begins. */
+static void probe_params(struct mill_params *p, const struct mill_store_want *wants, size_t count)
 {
-	for (int32_t end = 1; end <= MILL_PRIORITIES; end += MILL_PRIORITIES - 1) {
-		mill_params_array(p, MILL_TYPE_INT4);
-		for (size_t i = 0; i < count; i++)
-			mill_element_int4(p, (int32_t)i * MILL_PRIORITIES + end);
-		mill_params_array_end(p);
-	}
 	mill_params_array(p, MILL_TYPE_INT2);
 	for (size_t i = 0; i < count; i++)
 		for (int16_t at = 0; at < MILL_PRIORITIES; at++)
@@ -175,6 +170,18 @@ static void range_params(struct mill_params *p, const struct mill_store_want *wa
 		for (size_t at = 0; at < MILL_PRIORITIES; at++)
 			mill_element_int8(p, wants[i].low[at]);
 	mill_params_array_end(p);
+}
+
+/* $3 to $6 of a ledger: which probes are whose, and the probes. */
+static void range_params(struct mill_params *p, const struct mill_store_want *wants, size_t count)
+{
+	for (int32_t end = 1; end <= MILL_PRIORITIES; end += MILL_PRIORITIES - 1) {
+		mill_params_array(p, MILL_TYPE_INT4);
+		for (size_t i = 0; i < count; i++)
+			mill_element_int4(p, (int32_t)i * MILL_PRIORITIES + end);
+		mill_params_array_end(p);
+	}
+	probe_params(p, wants, count);
 }
 
 void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
@@ -252,22 +259,39 @@ void mill_store_due_row(const struct mill_results *results, size_t i, int32_t *l
 	*secs = mill_rowset_float8(rows, (int)i, 1);
 }
 
+/* $2 to $4 of undo_claim: each priority of each lane. */
+static void undo_range_params(struct mill_params *p, const struct mill_store_want *wants,
+                              size_t count)
+{
+	mill_params_array(p, MILL_TYPE_INT4);
+	for (size_t i = 0; i < count * MILL_PRIORITIES; i++)
+		mill_element_int4(p, wants[i / MILL_PRIORITIES].lane);
+	mill_params_array_end(p);
+	probe_params(p, wants, count);
+}
+
 void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                           const struct mill_store_want *wants, size_t want_count,
                            mill_link_done done, void *context)
 {
 	char text[200];
 	struct mill_params *p = params(store);
 	mill_params_text(p, token(store, claim, text, sizeof(text)));
+	if (store->pairs == NULL) {
+		undo_range_params(p, wants, want_count);
+		mill_params_int4(p, UNDO_PASSES);
+	}
 	send_pinned(link, MILL_QUERY_UNDO_CLAIM, p, done, context);
 }
 
 size_t mill_store_undone_count(const struct mill_results *results)
 {
-	const struct mill_rowset *rows = mill_results_at(results, 1);
-	size_t count = 0;
-	for (int i = 0; i < mill_rowset_count(rows); i++)
-		count += (size_t)mill_rowset_int8(rows, i, 1);
-	return count;
+	return (size_t)mill_rowset_int8(mill_results_at(results, 1), 0, 0);
+}
+
+bool mill_store_undo_was_cut(const struct mill_results *results)
+{
+	return mill_rowset_bool(mill_results_at(results, 1), 0, 1);
 }
 
 /* ---- settle -------------------------------------------------------------------------------- */

@@ -88,10 +88,16 @@ size_t mill_store_due_count(const struct mill_results *results);
 /* Seconds from now, negative when it is due already. */
 void mill_store_due_row(const struct mill_results *results, size_t i, int32_t *lane, double *secs);
 
-/* Give back what a claim took whose reply was lost; attempts refunded. */
+/*
+ * Give back what a claim took whose reply was lost; attempts refunded. `wants` are those of the
+ * claim. A deep lane is searched no farther than where its claim can have been: when that was cut
+ * short, look again when the lane has moved on.
+ */
 void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uint64_t claim,
+                           const struct mill_store_want *wants, size_t want_count,
                            mill_link_done done, void *context);
 size_t mill_store_undone_count(const struct mill_results *results);
+bool mill_store_undo_was_cut(const struct mill_results *results);
 
 /* ---- settle -------------------------------------------------------------------------------- */
 
