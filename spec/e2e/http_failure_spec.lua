@@ -2,8 +2,10 @@
 -- it was, and that what a delivery leaves behind is aborted.
 
 local executor = require "spec.support.executor"
+local folder = require "spec.support.folder"
 local http_server = require "spec.support.http_server"
 local json = require "tidemill.json"
+local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 
 -- Makes one request after the other, the payload's list of arguments to tidemill.http.request, and returns
@@ -240,6 +242,37 @@ describe("tidemill.http", function()
     for _, path in ipairs { "/hang", "/drip", "/drip%-header" } do
       server:wait_for("closed " .. path .. "\n")
     end
+  end)
+
+  it("does not stand still while a name is looked up for long", function()
+    local dir = folder.temp "tidemill-resolver"
+    folder.write(dir, "resolver.c", [[
+      #include <unistd.h>
+      int getaddrinfo(const char *name, const char *service, const void *hints, void **found)
+      {
+        (void)name, (void)service, (void)hints, (void)found;
+        sleep(600);
+        return -2;
+      }
+    ]])
+    assert.equal(0, process.run({ "cc", "-shared", "-fPIC", "-o", "resolver.so", "resolver.c", cwd = dir }).code)
+    local run = executor.with_handler("if payload.url then tidemill.http.request(payload) end", {
+      env = {
+        LD_PRELOAD = dir .. "/resolver.so", http_proxy = false, all_proxy = false,
+        ASAN_OPTIONS = (os.getenv "TIDEMILL_TEST_CHILD_ASAN_OPTIONS" or "") .. ":verify_asan_link_order=0",
+      },
+    })
+    local ticket = run:deliver { payload = '{"url": "http://slow.example/", "timeout_secs": 600}' }
+    assert.matches("timed out after 0.1 s, looking up the host",
+      run:handle({ payload = '{"url": "http://slow.example/", "connect_timeout_secs": 0.1}' }).error)
+    run:cancel(ticket)
+    assert.equal("discard", run:outcome(ticket).kind)
+    assert.equal("done", run:handle().kind)
+    run:deliver { payload = '{"url": "http://slow.example/"}' }
+    run:handle()
+    run:hang_up()
+    run:wait()
+    folder.remove(dir)
   end)
 
   it("counts redirects against the same limit", function()

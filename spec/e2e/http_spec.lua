@@ -2,6 +2,7 @@
 -- it fails is in http_failure_spec.lua.
 
 local executor = require "spec.support.executor"
+local folder = require "spec.support.folder"
 local http_server = require "spec.support.http_server"
 local json = require "tidemill.json"
 
@@ -86,6 +87,24 @@ describe("tidemill.http", function()
     headers["user-agent"] = nil
     assert.same({ host = { "localhost:" .. server.ports.one }, accept = { "*/*" },
       ["accept-encoding"] = { "gzip, deflate" } }, headers)
+  end)
+
+  it("keeps no cookie and reads no .netrc", function()
+    local home = folder.temp "tidemill-home"
+    folder.write(home, ".netrc", "machine localhost login ann password secret\ndefault login ann password secret\n")
+    local env = { HOME = home }
+    for name, value in pairs(http_server.ENV) do
+      env[name] = value
+    end
+    local run = executor.with_handler([[
+      tidemill.http.get(payload .. "/headers")
+      return tidemill.http.get(payload .. "/echo"):json().headers
+    ]], { env = env })
+    local result = run:handle({ payload = json.encode(server:url("one", "")), wants_result = true }).result
+    local headers = json.decode(result)
+    assert.truthy(headers.host)
+    assert.is_nil(headers.cookie or headers.authorization)
+    folder.remove(home)
   end)
 
   it("sends the headers of the handler: texts, numbers, lists, none, and its own in place of ours", function()
