@@ -504,17 +504,6 @@ describe("run", function()
       assert.equal("object", app.db:value("select jsonb_typeof($1::jsonb)", line), line)
     end
   end)
-
-  it("never writes to a standard output that is closed", function()
-    local app = tidemill.app { config = CONFIG, handlers = HANDLERS }
-    local result = process.run {
-      "sh", "-c", '"$0" "$@" | true', tidemill.binary, "check", "-c", app.config_path,
-    }
-    assert.same({ code = 0, stdout = "", stderr = "" }, result)
-    local full = process.run { "sh", "-c", '"$0" "$@" >/dev/full', tidemill.binary, "check", "-c", app.config_path }
-    assert.equal(1, full.code)
-    assert.equal("tidemill: cannot write the output: No space left on device\n", full.stderr)
-  end)
 end)
 
 describe("an executor started by hand", function()

@@ -58,6 +58,7 @@ int mill_cli_call(struct mill_cli *cli)
 		};
 		struct mill_call_result result;
 		if (mill_call_run(&options, &result, &problems, &err) == 0) {
+			mill_cli_did(cli, "the handler has run");
 			code = print_result(&result);
 			mill_call_free(&result);
 		} else {

@@ -213,6 +213,8 @@ static int run_change(struct change *change, const char *topic,
 	mill_cli_note_interrupts();
 	int result = select(change, topic, &err);
 	mill_progress_end(&change->progress);
+	mill_cli_did(change->cli, "%lld message%s %s", (long long)change->changed,
+	             change->changed == 1 ? " was" : "s were", change->done);
 	if (result == 0 || change->changed + change->unchanged > 0)
 		print_counts(change, topic);
 	int code = result == 0 ? MILL_EXIT_OK : mill_cli_fail(&err);

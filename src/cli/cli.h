@@ -43,6 +43,7 @@ struct mill_command {
 	/* All that follows the name are operands, options too, but for a first --help. */
 	bool words;
 	bool hidden;
+	bool silent; /* does its work where standard output is closed, too */
 	int (*run)(struct mill_cli *cli);
 };
 
@@ -59,6 +60,7 @@ struct mill_cli {
 	int operand_count;
 	bool help;
 	bool leave_at_once; /* set by a command: a thread of its own still runs */
+	char *did;          /* see mill_cli_did */
 };
 
 /* Options that every command has. */
@@ -85,6 +87,18 @@ const char *mill_cli_closest(const char *word, const char *const *names, size_t 
 /* `tidemill --help`, or what a group has; and `tidemill help COMMAND`. */
 void mill_cli_print_overview(const struct mill_cli *cli, FILE *out);
 void mill_cli_print_help(const struct mill_command *command, FILE *out);
+
+/* Looks at the standard streams, and opens /dev/null in the place of those that are closed. */
+void mill_cli_take_streams(void);
+/* Before anything is done: can it be written what comes of it? */
+int mill_cli_check_output(struct mill_err *err);
+/*
+ * For a command that has changed something: what, as half a sentence such as "3 messages were
+ * retried", to be told where its output is lost. A later call replaces the text.
+ */
+MILL_PRINTF(2, 3) void mill_cli_did(struct mill_cli *cli, const char *format, ...);
+/* At the end: −1 when output was lost that somebody might have read. */
+int mill_cli_end_output(const struct mill_cli *cli, struct mill_err *err);
 
 /* `tidemill: …` on stderr, one line. Returns the exit code that fits the error. */
 int mill_cli_fail(const struct mill_err *err);

@@ -113,6 +113,7 @@ const struct mill_command mill_cli_commands[] = {
 	                "first screen too. To delete everything, stop dev and remove .tidemill and "
 	                "that folder.\n",
 	        .options = dev_options,
+	        .silent = true,
 	        .run = mill_cli_dev,
 	},
 	{
@@ -127,6 +128,7 @@ const struct mill_command mill_cli_commands[] = {
 	                   "handlers, up to\n"
 	                   "shutdown_secs; a second one: stops now.\n",
 	        .options = run_options,
+	        .silent = true,
 	        .run = mill_cli_run,
 	},
 	{
@@ -216,6 +218,7 @@ const struct mill_command mill_cli_commands[] = {
 	                "make this fail; a database that cannot be reached does, and so does a "
 	                "signal.\n",
 	        .options = drain_options,
+	        .silent = true,
 	        .run = mill_cli_drain,
 	},
 	{
@@ -333,6 +336,7 @@ const struct mill_command mill_cli_commands[] = {
 	                   "descriptor 3.\n",
 	        .max_operands = 1,
 	        .hidden = true,
+	        .silent = true,
 	        .run = mill_cli_executor,
 	},
 	{

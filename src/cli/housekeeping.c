@@ -68,6 +68,13 @@ static int run_pass(struct mill_cli *cli, bool prune)
 	else if (mill_cli_interrupted())
 		result =
 		        mill_err_set(&err, MILL_ERR_SYSTEM, "interrupted: there may be more to do");
+	if (prune)
+		mill_cli_did(cli, "%lld message%s deleted", (long long)counts.pruned,
+		             counts.pruned == 1 ? " was" : "s were");
+	else
+		mill_cli_did(cli, "%lld message%s reclaimed",
+		             (long long)(counts.returned + counts.failed),
+		             counts.returned + counts.failed == 1 ? " was" : "s were");
 	bool json = mill_cli_value(cli, "json") != NULL;
 	if (prune && (result == 0 || counts.pruned > 0))
 		print_pruned(&counts, json);

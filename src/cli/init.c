@@ -179,6 +179,7 @@ int mill_cli_init(struct mill_cli *cli)
 	}
 	if (write_templates(folder, &err) != 0)
 		return mill_cli_fail(&err);
+	mill_cli_did(cli, "the app was written to %s", folder);
 	say_what_next(cli, folder);
 	return MILL_EXIT_OK;
 }

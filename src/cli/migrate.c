@@ -17,13 +17,14 @@ static int print_sql(const struct mill_migrate_options *options)
 	return MILL_EXIT_OK;
 }
 
-static int migrate(const struct mill_migrate_options *options)
+static int migrate(struct mill_cli *cli, const struct mill_migrate_options *options)
 {
 	struct mill_err err = MILL_ERR_INIT;
 	struct mill_migrate_result result;
 	if (mill_migrate_run(options, &result, &err) != 0)
 		return mill_cli_fail(&err);
 	char *where = mill_cli_describe(options->dsn);
+	mill_cli_did(cli, "schema \"%s\" is at version %d", options->schema, result.to_version);
 	if (result.from_version == result.to_version)
 		printf("%s: schema \"%s\" is at version %d, nothing to do\n", where,
 		       options->schema, result.to_version);
@@ -49,7 +50,8 @@ int mill_cli_migrate(struct mill_cli *cli)
 	struct mill_migrate_options options;
 	mill_cli_migrate_options(&database.manifest, database.dsn, &options);
 	options.to_version = (int)to;
-	int code = mill_cli_value(cli, "print") != NULL ? print_sql(&options) : migrate(&options);
+	int code =
+	        mill_cli_value(cli, "print") != NULL ? print_sql(&options) : migrate(cli, &options);
 	mill_cli_free_database(&database);
 	return code;
 }

@@ -46,8 +46,8 @@ static int read_message(struct mill_cli *cli, struct message *message, struct mi
 	return mill_cli_check_json(message->payload.data, message->payload.len, err);
 }
 
-static int publish(struct mill_cli_database *database, const struct message *message,
-                   struct mill_err *err)
+static int publish(struct mill_cli *cli, struct mill_cli_database *database,
+                   const struct message *message, struct mill_err *err)
 {
 	static const char sql[] =
 	        "select id, topic, delivered, duplicate from {schema}.publish($1, $2::jsonb,"
@@ -62,11 +62,15 @@ static int publish(struct mill_cli_database *database, const struct message *mes
 	struct mill_rows *rows;
 	if (mill_cli_query(database, sql, MILL_COUNT(params), params, &rows, err) != 0)
 		return -1;
+	bool duplicate = mill_rows_bool(rows, 0, 3);
+	mill_cli_did(cli,
+	             duplicate ? "nothing was published: message %s waits with the same key"
+	                       : "the message was published as %s",
+	             mill_rows_text(rows, 0, 0));
 	/* Neither an id nor a topic can hold what JSON would escape. */
 	printf("{\"id\":\"%s\",\"topic\":\"%s\",\"delivered\":%lld,\"duplicate\":%s}\n",
 	       mill_rows_text(rows, 0, 0), mill_rows_text(rows, 0, 1),
-	       (long long)mill_rows_int8(rows, 0, 2),
-	       mill_rows_bool(rows, 0, 3) ? "true" : "false");
+	       (long long)mill_rows_int8(rows, 0, 2), duplicate ? "true" : "false");
 	mill_rows_free(rows);
 	return 0;
 }
@@ -83,7 +87,7 @@ int mill_cli_publish(struct mill_cli *cli)
 	    mill_cli_open_database(cli, &database, &err) != 0) {
 		code = mill_cli_fail(&err);
 	} else {
-		if (publish(&database, &message, &err) != 0)
+		if (publish(cli, &database, &message, &err) != 0)
 			code = mill_cli_fail(&err);
 		mill_cli_free_database(&database);
 	}

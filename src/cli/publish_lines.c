@@ -319,6 +319,7 @@ int mill_cli_publish_lines(struct mill_cli *cli)
 			add_place(&lines, &err);
 			code = mill_cli_fail(&err);
 		}
+		mill_cli_did(cli, "of the lines %lld were published", (long long)lines.published);
 		printf("{\"published\":%lld,\"delivered\":%lld}\n", (long long)lines.published,
 		       (long long)lines.delivered);
 	}
