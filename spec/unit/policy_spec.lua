@@ -162,3 +162,29 @@ describe("an identifier", function()
     assert.equal('"queue_message"', owned(lib.mill_policy_quote_identifier "queue_message"))
   end)
 end)
+
+describe("the closest of some words", function()
+  local function closest(word, ...)
+    local words = { ... }
+    local names = ffi.new("const char *[?]", #words, words)
+    local found = lib.mill_policy_closest(word, names, #words)
+    return found ~= nil and ffi.string(found) or nil
+  end
+
+  it("is a slip or two away: one letter wrong, missing, too many, or swapped with the next", function()
+    for _, word in ipairs { "publish", "pablish", "publsh", "publiish", "pubilsh", "ublish", "publis", "pbulihs" } do
+      assert.equal("publish", closest(word, "prune", "publish", "run"), word)
+    end
+    assert.equal("run", closest("rnu", "prune", "run"))
+    -- The first of those that are equally near.
+    assert.equal("ab", closest("a", "ab", "ac"))
+  end)
+
+  it("is none when all are far", function()
+    assert.is_nil(closest("publisher-of-things", "publish", "run"))
+    assert.is_nil(closest("xyz", "prune", "publish"))
+    assert.is_nil(closest("", "publish"))
+    assert.is_nil(closest("publish"))
+    assert.is_nil(closest(("x"):rep(41), ("x"):rep(41)))
+  end)
+end)

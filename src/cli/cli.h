@@ -81,9 +81,6 @@ const char *mill_cli_value(const struct mill_cli *cli, const char *name);
 int mill_cli_number(const struct mill_cli *cli, const char *name, bool whole, double min,
                     double max, double preset, double *value, struct mill_err *err);
 
-/* The entry of `names` most like `word`, or NULL where none is close. */
-const char *mill_cli_closest(const char *word, const char *const *names, size_t count);
-
 /* `tidemill --help`, or what a group has; and `tidemill help COMMAND`. */
 void mill_cli_print_overview(const struct mill_cli *cli, FILE *out);
 void mill_cli_print_help(const struct mill_command *command, FILE *out);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "core/log.h"
+#include "core/policy.h"
 
 enum { CONFIG, DATABASE, LOG_LEVEL, LOG_FORMAT, HELP };
 
@@ -20,49 +21,6 @@ const struct mill_option mill_cli_options[] = {
 };
 
 /* ---- suggestions ----------------------------------------------------------------------------- */
-
-#define WORD_MAX 40
-
-static size_t least(size_t a, size_t b)
-{
-	return a < b ? a : b;
-}
-
-/* How many single slips of the fingers lie between two words; two letters swapped are one. */
-static size_t slips(const char *a, const char *b)
-{
-	size_t n = strlen(a), m = strlen(b);
-	size_t rows[WORD_MAX + 1][WORD_MAX + 1];
-	if (n > WORD_MAX || m > WORD_MAX)
-		return SIZE_MAX;
-	for (size_t i = 0; i <= n; i++)
-		for (size_t j = 0; j <= m; j++) {
-			if (i == 0 || j == 0) {
-				rows[i][j] = i + j;
-				continue;
-			}
-			size_t best = rows[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-			best = least(best, 1 + least(rows[i - 1][j], rows[i][j - 1]));
-			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-				best = least(best, 1 + rows[i - 2][j - 2]);
-			rows[i][j] = best;
-		}
-	return rows[n][m];
-}
-
-const char *mill_cli_closest(const char *word, const char *const *names, size_t count)
-{
-	const char *best = NULL;
-	size_t fewest = SIZE_MAX;
-	for (size_t i = 0; i < count; i++) {
-		size_t found = slips(word, names[i]);
-		if (found < fewest) {
-			fewest = found;
-			best = names[i];
-		}
-	}
-	return fewest <= 1 + strlen(word) / 4 ? best : NULL;
-}
 
 #define NAMES_MAX 64
 
@@ -85,7 +43,7 @@ static int unknown_command(const struct mill_cli *cli, const char *word, struct 
 {
 	char *names[NAMES_MAX];
 	size_t count = command_names(cli, names);
-	const char *closest = mill_cli_closest(word, (const char *const *)names, count);
+	const char *closest = mill_policy_closest(word, (const char *const *)names, count);
 	if (closest != NULL)
 		mill_err_set(err, MILL_ERR_USAGE, "there is no command `%s`: did you mean `%s`?",
 		             word, closest);
@@ -110,7 +68,7 @@ static int unknown_option(const struct mill_cli *cli, const char *word, struct m
 			names[count++] = option->name;
 	char *bare = mill_strdup(word + strspn(word, "-"));
 	bare[strcspn(bare, "=")] = 0;
-	const char *closest = mill_cli_closest(bare, names, count);
+	const char *closest = mill_policy_closest(bare, names, count);
 	free(bare);
 	const char *command = cli->command ? cli->command->name : NULL;
 	if (closest != NULL)

@@ -116,42 +116,14 @@ const struct mill_config_key *mill_config_find(enum mill_config_scope scope, con
 	return NULL;
 }
 
-/* Edit distance: insert, delete, replace. Names are short; longer ones are nothing like a key. */
-static size_t distance(const char *a, const char *b)
-{
-	size_t n = strlen(a), m = strlen(b);
-	size_t row[65];
-	if (n > 64 || m > 64)
-		return SIZE_MAX;
-	for (size_t j = 0; j <= m; j++)
-		row[j] = j;
-	for (size_t i = 1; i <= n; i++) {
-		size_t diagonal = row[0];
-		row[0] = i;
-		for (size_t j = 1; j <= m; j++) {
-			size_t replace = diagonal + (a[i - 1] != b[j - 1]);
-			size_t other = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
-			diagonal = row[j];
-			row[j] = replace < other ? replace : other;
-		}
-	}
-	return row[m];
-}
-
 const char *mill_config_suggest(enum mill_config_scope scope, const char *name)
 {
-	const char *best = NULL;
-	size_t least = SIZE_MAX;
-	for (size_t i = 0; i < MILL_COUNT(keys); i++) {
-		if (!(keys[i].scopes & (1u << scope)))
-			continue;
-		size_t d = distance(name, keys[i].name);
-		if (d < least) {
-			least = d;
-			best = keys[i].name;
-		}
-	}
-	return least <= 1 + strlen(name) / 4 ? best : NULL;
+	const char *names[MILL_COUNT(keys)];
+	size_t count = 0;
+	for (size_t i = 0; i < MILL_COUNT(keys); i++)
+		if (keys[i].scopes & (1u << scope))
+			names[count++] = keys[i].name;
+	return mill_policy_closest(name, names, count);
 }
 
 /* How an error shows the value that was found. */

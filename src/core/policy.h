@@ -47,3 +47,9 @@ bool mill_policy_identifier(const char *name, size_t max);
 
 /* `"name"`, a new string for the caller to free. `name` must be a plain identifier. */
 char *mill_policy_quote_identifier(const char *name);
+
+/*
+ * The entry of `names` most like `word`, or NULL where none is close: what somebody who mistyped
+ * probably meant.
+ */
+const char *mill_policy_closest(const char *word, const char *const *names, size_t count);
