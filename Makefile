@@ -59,6 +59,7 @@ check:
 	else echo "clang-format is not installed: skipped"; fi
 	@if [ -x $(BUILD)/tidemill ] && command -v luajit >/dev/null; then \
 		echo "checking the documentation"; script/check-docs $(BUILD)/tidemill || exit 1; \
+		echo "checking the annotations"; script/check-annotations $(BUILD)/tidemill || exit 1; \
 	else echo "$(BUILD)/tidemill is not built: the documentation is not checked"; fi
 
 # The specs load the library under test into luajit, which was not built with the sanitizer: its

@@ -1,6 +1,7 @@
 -- What this app is, and which handler gets which topic.
 -- `tidemill check` says whether all is in order here.
 
+---@type tidemill.Config
 return {
   app = "@app@", -- the owner of these subscriptions; apps that share a database differ in it
 

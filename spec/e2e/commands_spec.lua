@@ -90,6 +90,36 @@ describe("init", function()
     app.processes[1]:wait_for "hello, world"
   end)
 
+  it("writes what editors need, and keeps the settings they have", function()
+    local result = init()
+    assert.truthy(result.stdout:find("wrote .luarc.json\n", 1, true), result.stdout)
+    assert.truthy(result.stdout:find("\nwrote .luals/, for editors", 1, true), result.stdout)
+    local settings = folder.read(dir .. "/.luarc.json")
+    assert.truthy(settings:find('"workspace.library": [".luals"', 1, true), settings)
+    for _, name in ipairs { "config", "handler", "testing", "tidemill" } do
+      local written = folder.read(dir .. "/.luals/" .. name .. ".lua")
+      assert.equal(folder.read("lua/tidemill/_meta/" .. name .. ".lua"), written)
+    end
+
+    folder.write(dir, "second/.luarc.json", "{}")
+    folder.write(dir, "second/.luals/config.lua", "old")
+    result = init "second"
+    assert.equal(0, result.code, result.stderr)
+    assert.truthy(result.stdout:find("kept  second/.luarc.json\n", 1, true), result.stdout)
+    assert.equal("{}", folder.read(dir .. "/second/.luarc.json"))
+    assert.not_equal("old", folder.read(dir .. "/second/.luals/config.lua"))
+  end)
+
+  it("leaves the annotations to a command of their own too", function()
+    local result = process.run { argv = { tidemill.binary, "annotations", "deep/down" }, cwd = dir }
+    assert.same({ 0, "wrote deep/down/, for editors: annotations for the Lua language server\n" },
+      { result.code, result.stdout })
+    assert.equal(folder.read "lua/tidemill/_meta/tidemill.lua", folder.read(dir .. "/deep/down/tidemill.lua"))
+    folder.write(dir, "file", "")
+    result = process.run { argv = { tidemill.binary, "annotations", "file" }, cwd = dir }
+    assert.same({ 1, "tidemill: cannot make file/config.lua: Not a directory\n" }, { result.code, result.stderr })
+  end)
+
   it("overwrites nothing, and then writes nothing at all", function()
     folder.write(dir, "config.lua", "return {}")
     local result = init()

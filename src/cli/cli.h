@@ -129,6 +129,18 @@ int mill_cli_check_json(const char *text, size_t len, struct mill_err *err);
 /* The folder that the config is in; a new string for the caller to free. */
 char *mill_cli_folder(const struct mill_cli *cli);
 
+/* `name` in a folder, which may be `.`; a new string for the caller to free. */
+char *mill_cli_in_folder(const char *folder, const char *name);
+/* The folders that a file's path names, where they are not there. */
+int mill_cli_make_folders(const char *path, struct mill_err *err);
+/* A whole file; an error where it is there, unless it is to be replaced. */
+int mill_cli_write_file(const char *path, const char *text, bool replace, struct mill_err *err);
+
+/* Where an app has the annotations, as its .luarc.json says. */
+#define MILL_CLI_ANNOTATIONS ".luals"
+/* Write them, and tell so. */
+int mill_cli_write_annotations(const char *folder, struct mill_err *err);
+
 /* How long a config and its handlers may take to load: one may read a model or warm a cache. */
 #define MILL_CLI_LOAD_SECS 60
 
@@ -222,6 +234,7 @@ int mill_cli_publish_lines(struct mill_cli *cli);
 int mill_cli_check_publish(const struct mill_cli *cli, struct mill_err *err);
 int mill_cli_call(struct mill_cli *cli);
 int mill_cli_test(struct mill_cli *cli);
+int mill_cli_annotations(struct mill_cli *cli);
 int mill_cli_drain(struct mill_cli *cli);
 int mill_cli_status(struct mill_cli *cli);
 int mill_cli_failed_list(struct mill_cli *cli);

@@ -209,6 +209,17 @@ const struct mill_command mill_cli_commands[] = {
 	        .run = mill_cli_test,
 	},
 	{
+	        .name = "annotations",
+	        .synopsis = "[DIR]",
+	        .summary = "Write what the Lua language server needs to know",
+	        .details = "Into DIR, or .luals in the current folder, where what is there of an "
+	                   "older version is\n"
+	                   "replaced. `tidemill init` does the same, and names the folder in "
+	                   ".luarc.json.\n",
+	        .max_operands = 1,
+	        .run = mill_cli_annotations,
+	},
+	{
 	        .name = "drain",
 	        .synopsis = "[--topic TOPIC[/SUBSCRIBER]]",
 	        .summary = "Run the worker until nothing is waiting",

@@ -3,11 +3,8 @@
  *
  * Writes new files only. Needs neither a config nor a database.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 #include "core/embedded.h"
@@ -15,52 +12,6 @@
 #define TOPIC "greeting.wanted" /* as template/config.lua has it */
 #define APP_MARK "@app@"        /* stands for the app's name in template/ */
 #define APP_MAX 100             /* bytes, as the key `app` has it */
-
-static char *in_folder(const char *folder, const char *name)
-{
-	if (strcmp(folder, ".") == 0)
-		return mill_strdup(name);
-	const char *slash = folder[strlen(folder) - 1] == '/' ? "" : "/";
-	return mill_sprintf("%s%s%s", folder, slash, name);
-}
-
-/* The folders that a file's path names, where they are not there. */
-static int make_folders(const char *path, struct mill_err *err)
-{
-	char *made = mill_strdup(path);
-	int result = 0;
-	for (char *at = made + (made[0] == '/'); *at != 0 && result == 0; at++) {
-		if (*at != '/')
-			continue;
-		*at = 0;
-		if (mkdir(made, 0777) != 0 && errno != EEXIST)
-			result = mill_err_system(err, errno, "cannot make the folder %s", made);
-		*at = '/';
-	}
-	free(made);
-	return result;
-}
-
-static int write_file(const char *path, const char *text, struct mill_err *err)
-{
-	int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	if (fd < 0)
-		return mill_err_system(err, errno, "cannot make %s", path);
-	size_t len = strlen(text), done = 0;
-	int result = 0;
-	while (result == 0 && done < len) {
-		ssize_t n = write(fd, text + done, len - done);
-		if (n > 0)
-			done += (size_t)n;
-		else if (errno != EINTR)
-			result = mill_err_system(err, errno, "cannot write %s", path);
-	}
-	if (close(fd) != 0 && result == 0)
-		result = mill_err_system(err, errno, "cannot write %s", path);
-	if (result == 0)
-		printf("wrote %s\n", path);
-	return result;
-}
 
 /* The folder's own name with what an app's name should not have taken out. */
 static char *app_name(const char *folder)
@@ -88,14 +39,20 @@ static bool is_there(const char *path)
 	return lstat(path, &found) == 0;
 }
 
-/* Nothing is written where one of the files is there. */
+/* Settings of an editor, which a folder may have already. */
+static bool is_optional(const struct mill_embedded *file)
+{
+	return file->name[0] == '.';
+}
+
+/* Nothing is written where one of the others is there. */
 static int refuse_existing(const char *folder, struct mill_err *err)
 {
 	char *list = mill_strdup("");
 	size_t found = 0;
 	for (size_t i = 0; i < mill_embedded_template_count; i++) {
-		char *path = in_folder(folder, mill_embedded_template[i].name);
-		if (is_there(path)) {
+		char *path = mill_cli_in_folder(folder, mill_embedded_template[i].name);
+		if (!is_optional(&mill_embedded_template[i]) && is_there(path)) {
 			char *longer = mill_sprintf("%s%s%s", list, found ? " and " : "", path);
 			free(list);
 			list = longer;
@@ -117,11 +74,20 @@ static int write_template(const struct mill_embedded *file, const char *folder, 
                           struct mill_err *err)
 {
 	const char *text = (const char *)file->data, *mark = strstr(text, APP_MARK);
-	char *path = in_folder(folder, file->name);
+	char *path = mill_cli_in_folder(folder, file->name);
+	if (is_optional(file) && is_there(path)) {
+		printf("kept  %s\n", path);
+		free(path);
+		return 0;
+	}
 	char *named = mark ? mill_sprintf("%.*s%s%s", (int)(mark - text), text, app,
 	                                  mark + strlen(APP_MARK))
 	                   : mill_strdup(text);
-	int result = make_folders(path, err) == 0 ? write_file(path, named, err) : -1;
+	int result = mill_cli_make_folders(path, err);
+	if (result == 0)
+		result = mill_cli_write_file(path, named, false, err);
+	if (result == 0)
+		printf("wrote %s\n", path);
 	free(named);
 	free(path);
 	return result;
@@ -156,16 +122,20 @@ static void say_what_next(const struct mill_cli *cli, const char *folder)
 
 static int write_templates(const char *folder, struct mill_err *err)
 {
-	char *below = in_folder(folder, "");
+	char *below = mill_cli_in_folder(folder, "");
 	int result = refuse_existing(folder, err);
 	/* The folder has a path, and so a name, once it is there. */
-	if (result == 0 && make_folders(below, err) != 0)
+	if (result == 0 && mill_cli_make_folders(below, err) != 0)
 		result = -1;
 	free(below);
 	char *app = app_name(folder);
 	for (size_t i = 0; result == 0 && i < mill_embedded_template_count; i++)
 		result = write_template(&mill_embedded_template[i], folder, app, err);
 	free(app);
+	char *annotations = mill_cli_in_folder(folder, MILL_CLI_ANNOTATIONS);
+	if (result == 0)
+		result = mill_cli_write_annotations(annotations, err);
+	free(annotations);
 	return result;
 }
 

@@ -31,3 +31,7 @@ extern const size_t mill_embedded_lua_count;
 /* The files of template/, by path in byte order, and how many. */
 extern const struct mill_embedded mill_embedded_template[];
 extern const size_t mill_embedded_template_count;
+
+/* The files of lua/tidemill/_meta/, by path in byte order, and how many. */
+extern const struct mill_embedded mill_embedded_annotations[];
+extern const size_t mill_embedded_annotations_count;

@@ -1,0 +1,48 @@
+---@meta _
+-- What config.lua may return: `---@type tidemill.Config` before its `return`. script/check-annotations holds
+-- the fields against the program's table of keys.
+
+---A subscriber of a topic: a handler's module, a function, or a table of options.
+---@alias tidemill.Subscriber string|tidemill.Handler|tidemill.Options
+
+---@class tidemill.Config
+---@field app? string The owner of these subscriptions; apps that share a database need names of their own. Default: app.
+---@field database? string The database, as a libpq URI or conninfo; unset: the PG* environment variables.
+---@field listen_database? string A direct address for LISTEN, when `database` leads through a connection pooler.
+---@field schema? string The schema that holds the tables and functions. Default: tidemill.
+---@field table? string The ledger's table. Default: queue_message.
+---@field prefix? string Begins the names of the notification channels, `<prefix>_queue`. Default: tidemill.
+---@field handlers? string The folder handlers are required from, relative to config.lua. Default: handlers.
+---@field executors? integer How many processes run handlers; 0: one per core. Default: 0 (processes).
+---@field concurrency? integer Deliveries in flight per executor. Default: 64 (deliveries).
+---@field batch? integer The most messages one claim takes. Default: 100 (messages).
+---@field poll_secs? number How often to look for work when no notification arrives. Default: 30 (seconds).
+---@field lease_secs? integer A worker that could not renew its lease for so long is dead to the others. Default: 300 (seconds).
+---@field shutdown_secs? number How long an orderly stop waits for running handlers. Default: 25 (seconds).
+---@field stall_secs? number A handler that holds the processor so long without a break is killed. Default: 30 (seconds).
+---@field kill_grace_secs? number How long past its limit before an executor is killed. Default: 1 (seconds).
+---@field max_memory_mb? integer An executor that uses more is replaced, one that uses twice as much killed; 0: no limit. Default: 512 (megabytes).
+---@field max_deliveries? integer An executor is replaced after so many; 0: never. Default: 0 (deliveries).
+---@field max_payload_bytes? integer The largest payload, measured on its text as Postgres prints it. Default: 1048576 (bytes).
+---@field migrate? boolean Create or upgrade the schema at start. Default: true.
+---@field notify? boolean Listen for notifications; without, work is found by polling. Default: true.
+---@field subscribe? table<string, string|(string|tidemill.Subscriber)[]|table<string, tidemill.Subscriber>> Which handlers get which topics.
+---@field max_attempts? integer How often a message is started before it becomes a dead letter. Default: 5 (attempts).
+---@field retry_backoff_secs? integer The wait after the first failure; it doubles with each further one, up to an hour. Default: 10 (seconds).
+---@field retry_jitter? number Adds at most this share to each wait, at random. Default: 0 (share).
+---@field timeout_secs? number The time limit of one attempt. Default: 300 (seconds).
+---@field retain_hours? integer How long finished messages are kept; 0 keeps them. Dead letters always stay. Default: 24 (hours).
+
+---The options of a subscription, in config.lua or beside `handle` in a handler's module.
+---@class tidemill.Options
+---@field max_attempts? integer How often a message is started before it becomes a dead letter. Default: 5 (attempts).
+---@field retry_backoff_secs? integer The wait after the first failure; it doubles with each further one, up to an hour. Default: 10 (seconds).
+---@field retry_jitter? number Adds at most this share to each wait, at random. Default: 0 (share).
+---@field timeout_secs? number The time limit of one attempt. Default: 300 (seconds).
+---@field retain_hours? integer How long finished messages are kept; 0 keeps them. Dead letters always stay. Default: 24 (hours).
+---@field concurrency? integer The most of this subscription that run in one runtime at a time; 0: no limit of its own. Default: 0 (deliveries).
+---@field handler? string|tidemill.Handler The handler: a module's name or a function.
+
+---What the module of a handler may return instead of a function.
+---@class tidemill.Module: tidemill.Options
+---@field handle tidemill.Handler

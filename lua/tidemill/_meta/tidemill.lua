@@ -1,0 +1,115 @@
+---@meta tidemill
+-- `require "tidemill"`.
+
+---@class tidemill
+---@field json tidemill.json
+---@field null tidemill.Null JSON's null. It counts as true: write `x ~= tidemill.null`.
+---@field log tidemill.log
+local tidemill = {}
+
+---@class tidemill.Null: userdata
+
+---A number of any size. `tostring` gives its digits; decimals compare by value; no arithmetic.
+---@class tidemill.Decimal: userdata
+local Decimal = {}
+
+---The nearest Lua number.
+---@return number
+function Decimal:number() end
+
+---@class tidemill.PublishOptions
+---@field at? number|string When it is due: seconds since 1970, or a time with its zone.
+---@field dedupe_key? string One unfinished message per subscriber has a given key.
+---@field delay_secs? number Due so many seconds from now; not together with `at`.
+---@field headers? table<string, any>
+---@field max_attempts? integer 1 to 32767
+---@field on_duplicate? "keep"|"replace" Default: `"keep"`.
+---@field priority? integer -9 to 9; smaller goes first.
+---@field published_by? string
+
+---@class tidemill.PublishResult
+---@field id string Of a duplicate, the message that waits already.
+---@field topic string
+---@field delivered integer How many subscribers will get it.
+---@field duplicate boolean
+
+---Publishes at once, in a transaction of its own: it stays published when this delivery fails. Waits.
+---@param topic string
+---@param payload? any `{}` when left out.
+---@param options? tidemill.PublishOptions
+---@return tidemill.PublishResult
+function tidemill.publish(topic, payload, options) end
+
+---Suspends this delivery alone; 0 lets others run that are ready.
+---@param secs number 0 to 31622400, with a fraction.
+function tidemill.sleep(secs) end
+
+---Seconds since 1970 by this machine's clock, with a fraction.
+---@return number
+function tidemill.now() end
+
+---A new UUID of version 7.
+---@return string
+function tidemill.uuid() end
+
+---Marks a table as an array, so that it stays `[]` when it is empty; without an argument a new one.
+---@generic T: table
+---@param t? T
+---@return T
+function tidemill.array(t) end
+
+---@param value string|number|tidemill.Decimal A number as JSON writes it.
+---@return tidemill.Decimal
+function tidemill.decimal(value) end
+
+---@class tidemill.json
+---@field null tidemill.Null
+tidemill.json = {}
+
+---Raises with the byte where the text stops being JSON.
+---@param text string
+---@return any
+function tidemill.json.decode(text) end
+
+---Raises with the path of what cannot be written.
+---@param value any
+---@return string
+function tidemill.json.encode(value) end
+
+---@generic T: table
+---@param t? T
+---@return T
+function tidemill.json.array(t) end
+
+---@param value any
+---@return boolean
+function tidemill.json.is_array(value) end
+
+---@param value string|number|tidemill.Decimal
+---@return tidemill.Decimal
+function tidemill.json.decimal(value) end
+
+---@param value any
+---@return boolean
+function tidemill.json.is_decimal(value) end
+
+---@class tidemill.log
+tidemill.log = {}
+
+---@param text any
+---@param fields? table<string, any> At most 32.
+function tidemill.log.debug(text, fields) end
+
+---@param text any
+---@param fields? table<string, any> At most 32.
+function tidemill.log.info(text, fields) end
+
+---@param text any
+---@param fields? table<string, any> At most 32.
+function tidemill.log.warn(text, fields) end
+
+---@param text any
+---@param fields? table<string, any> At most 32.
+function tidemill.log.error(text, fields) end
+
+return tidemill
