@@ -19,6 +19,7 @@ local middleware = require "tidemill.middleware"
 local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local delivery = require "tidemill.testing.delivery"
+local http = require "tidemill.testing.http"
 local stubs = require "tidemill.testing.stubs"
 local surroundings = require "tidemill.testing.surroundings"
 
@@ -170,6 +171,7 @@ end
 --   delay_secs    of a retry or a snooze
 --   result        what the handler returned
 --   published     { topic, payload, options, at_once }, in order
+--   requests      what was asked of tidemill.http: { method, url, headers, body, json }, in order
 --   log           { level, event, text, fields }, in order
 --   elapsed_secs  how long it waited
 function testing.run(handler, payload, options)
@@ -212,7 +214,7 @@ function testing.run(handler, payload, options)
   end
   run.outcome, run.error, run.delay_secs = ended.outcome, ended.error, ended.delay_secs
   run.status = status_of(ended.outcome, settled)
-  run.published, run.log = over.published, over.log
+  run.published, run.requests, run.log = over.published, over.requests, over.log
   run.elapsed_secs = over.now - settled.now
   return run
 end
@@ -225,6 +227,17 @@ function testing.publish(topic, reply)
   local wrong = answers:add("publish", topic, reply, "a topic")
   if wrong then
     error("testing.publish: " .. wrong, 2)
+  end
+end
+
+-- What an HTTP service answers. `what` is part of a request's `METHOD URL`, or a Lua pattern that it matches.
+-- `reply` is a table, { status, headers, body or json, secs }, or a function that gets the request and returns
+-- such a table, or nil and an error; `secs` is how long it takes.
+function testing.http(what, reply)
+  local wrong = answers:add("http", what, reply, "a part of METHOD URL")
+    or (type(reply) == "table" and http.problem(reply)) or nil
+  if wrong then
+    error("testing.http: " .. wrong, 2)
   end
 end
 

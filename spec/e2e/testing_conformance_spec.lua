@@ -3,12 +3,16 @@
 -- same values.
 
 local executor = require "spec.support.executor"
+local http_server = require "spec.support.http_server"
 local testing = require "tidemill.testing"
 local json = require "tidemill.json"
 
+local url -- of the service
+
 -- Each case is the body of a handler, and what is special about its message: `payload` and `headers` as JSON,
 -- `attempts`, `max_attempts`, `priority`, `published_by`, `timeout_secs`. `like`: what the error holds, where the
--- whole of it depends on how much stack there is.
+-- whole of it depends on how much stack there is. `stub`: says in a spec what a real service says to the executor;
+-- URL in a body is where that service is.
 local CASES = {
   -- ---- what it is given
   { "returns nothing", "" },
@@ -165,6 +169,73 @@ local CASES = {
   { "writes a global", "_G.testing_case = 1 return rawget(_G, 'testing_case')" },
   { "encodes what is no JSON", "tidemill.json.encode(print)" },
   { "decodes what is no JSON", "tidemill.json.decode('{')" },
+  -- ---- HTTP
+  { "gets a reply", [[
+      local reply = tidemill.http.get("URL/json", { query = { text = "[1, {}]" } })
+      return { reply.status, reply.body, reply:json(), reply.headers["Content-TYPE"], reply.url }]],
+    stub = function()
+      testing.http("GET " .. url .. "/json?text=%5B1%2C%20%7B%7D%5D", {
+        body = "[1, {}]", headers = { ["Content-Type"] = "application/json" } })
+    end },
+  { "posts a body", [[
+      local reply = tidemill.http.post("URL/mirror", { body = "a\0b" })
+      return { reply.status, reply.body == "a\0b" }]],
+    stub = function()
+      testing.http("POST " .. url .. "/mirror", function(request) return { body = request.body } end)
+    end },
+  { "puts JSON", [[
+      return tidemill.http.put("URL/mirror", { json = { a = { payload.none } } }):json()]],
+    stub = function()
+      testing.http("PUT " .. url .. "/mirror", function(request) return { json = request.json } end)
+    end },
+  { "gets a status that is no success", [[
+      local reply = tidemill.http.request { method = "delete", url = "URL/status?is=429" }
+      if reply.status == 429 then ctx:retry(tonumber(reply.headers["retry-after"]), reply.body) end]],
+    stub = function()
+      testing.http("DELETE .*is=429$", { status = 429, body = "said", headers = { ["Retry-After"] = 7 } })
+    end },
+  { "finds its headers", [[
+      local headers = tidemill.http.get("URL/headers").headers
+      return { headers["x-mixed-case"], headers["X-Twice"], headers["set-cookie"], headers.none == nil }]],
+    stub = function()
+      testing.http("/headers", { headers = {
+        ["X-Mixed-Case"] = "one", ["x-twice"] = { "a", "b" }, ["Set-Cookie"] = { "a=1; Path=/", "b=2, c" } } })
+    end },
+  { "follows redirects", [[
+      local reply = tidemill.http.get("URL/redirect?left=2", { follow = 5 })
+      return { reply.status, reply.url }]],
+    stub = function()
+      testing.http("left=2", { status = 302, headers = { Location = "/redirect?left=1" } })
+      testing.http("left=1", { status = 302, headers = { Location = "/echo" } })
+      testing.http("/echo", {})
+    end },
+  { "follows no redirect", [[
+      local reply = tidemill.http.get("URL/redirect?left=1")
+      return { reply.status, reply.body, reply.headers.location, reply.url }]],
+    stub = function()
+      testing.http("left=1", { status = 302, body = "moved", headers = { location = "/echo" } })
+    end },
+  { "is led in a circle", "tidemill.http.get('URL/circle', { follow = 3 })",
+    stub = function() testing.http("/circle", { status = 302, headers = { location = "/circle" } }) end },
+  { "reads JSON where there is none", "tidemill.http.get('URL/status?is=200'):json()",
+    stub = function() testing.http("is=200", { body = "said" }) end },
+  { "gets too large a body", "tidemill.http.get('URL/bytes', { max_bytes = 10 })",
+    stub = function() testing.http("/bytes", { body = ("x"):rep(768) }) end },
+  { "waits too long for a reply", "return { pcall(tidemill.http.get, 'URL/hang', { timeout_secs = 0.2 }) }",
+    stub = function() testing.http("/hang", { secs = 600 }) end },
+  { "exceeds its limit during a request", "tidemill.http.get('URL/hang')", timeout_secs = 0.2,
+    stub = function() testing.http("/hang", { secs = 20 }) end },
+  { "finds nobody there", "tidemill.http.get('http://localhost:1/')",
+    stub = function() testing.http(":1/", function() return nil, "cannot connect: Connection refused" end) end },
+  { "gets no URL", "tidemill.http.get(5)" },
+  { "gets from another scheme", "tidemill.http.get('ftp://example.org')" },
+  { "gets with an unknown option", "tidemill.http.get('URL', { timeout = 5 })" },
+  { "posts two bodies", "tidemill.http.post('URL', { body = 'a', json = 1 })" },
+  { "posts what is no JSON", "tidemill.http.post('URL', { json = { print } })" },
+  { "sends a bad header", "tidemill.http.get('URL', { headers = { ['a b'] = 'c' } })" },
+  { "requests without a table", "tidemill.http.request('URL')" },
+  { "requests inside of sort", "table.sort({ 3, 1, 2 }, function() tidemill.http.get('URL/echo') end)" },
+
   { "finds its libraries", "return { type(require 'ffi'), type(require 'bit'), type(require('cjson').encode) }" },
 }
 
@@ -178,7 +249,7 @@ local function name_of(i)
 end
 
 local function text_of(case)
-  return ('local tidemill = require "tidemill"\nreturn function(payload, ctx)\n%s\nend\n'):format(case[2])
+  return 'local tidemill = require "tidemill"\nreturn function(payload, ctx)\n' .. case[2]:gsub("URL", url) .. "\nend\n"
 end
 
 local function decoded(text)
@@ -238,6 +309,10 @@ local function as_items(published, at_once)
 end
 
 local function tested(i, case)
+  testing.reset()
+  if case.stub then
+    case.stub()
+  end
   local handler = assert(loadstring(text_of(case), "@handlers/" .. name_of(i) .. ".lua"))()
   local run = testing.run(handler, case.payload and json.decode(case.payload), {
     topic = "t", subscriber = name_of(i), app = "app", message_id = ID, created_at = "2023-11-14T22:13:20.123456Z",
@@ -268,6 +343,7 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
   local run
 
   setup(function()
+    url = http_server.start({ service = "plain" }):url("service", "")
     local handlers, lanes = {}, {}
     for i, case in ipairs(CASES) do
       handlers[name_of(i)] = text_of(case)
@@ -275,9 +351,13 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
     end
     run = executor.start {
       config = ("return { subscribe = { t = {\n%s\n} } }"):format(table.concat(lanes, "\n")), handlers = handlers,
+      env = http_server.ENV,
     }
   end)
-  teardown(executor.stop_all)
+  teardown(function()
+    http_server.stop_all()
+    executor.stop_all()
+  end)
 
   assert(#CASES >= 40)
 

@@ -160,6 +160,71 @@ describe("testing.publish", function()
   end)
 end)
 
+describe("testing.http", function()
+  local function get()
+    return tidemill.http.get "https://a.example/x?key=1"
+  end
+
+  it("answers what is asked, the latest stub first, and tells what was asked", function()
+    testing.http("a.example", { status = 503 })
+    testing.http("POST https://a.example/orders", {
+      status = 201, json = { id = 5 }, headers = { etag = "e" }, secs = 2,
+    })
+    local run = testing.run(function()
+      local made = tidemill.http.post("https://a.example/orders", {
+        json = { n = 1 }, headers = { ["X-Key"] = "k", accept = { "a", "b" } } })
+      return { made.status, made:json().id, made.headers.etag, made.headers["content-type"], get().status }
+    end)
+    assert.same({ 201, 5, "e", "application/json", 503 }, run.result)
+    assert.equal(2, run.elapsed_secs)
+    assert.same({
+      { method = "POST", url = "https://a.example/orders", body = '{"n":1}', json = { n = 1 },
+        headers = { ["x-key"] = "k", accept = { "a", "b" }, ["content-type"] = "application/json" } },
+      { method = "GET", url = "https://a.example/x?key=1", headers = {} },
+    }, run.requests)
+  end)
+
+  it("may be a pattern, and a function that fails at first", function()
+    local calls = 0
+    testing.http("^GET .*[?]key=%d$", function(request)
+      calls = calls + 1
+      if calls == 1 then
+        return nil, "cannot connect: Connection refused"
+      end
+      return { body = request.url }
+    end)
+    assert.matches("^[^\n]*GET https://a.example/x: cannot connect: Connection refused\n", testing.run(get).error)
+    assert.equal("done", testing.run(get).outcome)
+  end)
+
+  it("says what to write for a request that no stub answers, whatever the handler catches", function()
+    local _, err = pcall(function()
+      testing.run(function() pcall(get) end)
+    end)
+    local told = 'testing.run: no stub answers the request GET https://a.example/x?key=1: say what it gives by '
+      .. 'testing.http("GET https://a.example/x", { status = 200, json = {} })\nstack traceback:\n'
+    assert.truthy(err:find(told, 1, true), err)
+    assert.matches("testing_spec.lua:%d+: in function 'handler'", err:gsub("\n%s*%[C%][^\n]*", ""))
+  end)
+
+  it("refuses an answer that is none", function()
+    for _, case in ipairs {
+      { { "", {} }, "expected a part of METHOD URL" },
+      { { "a" }, "expected a table or a function" },
+      { { "a", { state = 200 } }, '"state" is unknown, known are body, headers, json, secs, status' },
+      { { "a", { status = 99 } }, "status: expected a whole number from 100 to 599, found 99" },
+      { { "a", { body = "x", json = 1 } }, "give `body` or `json`, not both" },
+      { { "a", { json = { print } } }, "json%[1%]: a function cannot be written" },
+    } do
+      local _, err = pcall(function() testing.http(unpack(case[1], 1, 2)) end)
+      assert.matches("^spec/lua/testing_spec.lua:%d+: testing.http: " .. case[2], err)
+    end
+    testing.http("a.example", function() return { status = "200" } end)
+    local _, err = pcall(testing.run, get)
+    assert.matches("^testing.run: the stub that answers the request GET %S+: status: expected a whole number", err)
+  end)
+end)
+
 describe("a mistake in a spec", function()
   it("is told at the spec's line", function()
     local function noop() end

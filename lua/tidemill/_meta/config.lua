@@ -27,6 +27,8 @@
 ---@field migrate? boolean Create or upgrade the schema at start. Default: true.
 ---@field notify? boolean Listen for notifications; without, work is found by polling. Default: true.
 ---@field subscribe? table<string, string|(string|tidemill.Subscriber)[]|table<string, tidemill.Subscriber>> Which handlers get which topics.
+---@field on_failed? string|tidemill.Handler|(string|tidemill.Subscriber)[]|table<string, tidemill.Subscriber> Which handlers are told of each dead letter of this app.
+---@field around? string|tidemill.Middleware|(string|tidemill.Middleware)[] Middleware: functions that run around the handlers.
 ---@field max_attempts? integer How often a message is started before it becomes a dead letter. Default: 5 (attempts).
 ---@field retry_backoff_secs? integer The wait after the first failure; it doubles with each further one, up to an hour. Default: 10 (seconds).
 ---@field retry_jitter? number Adds at most this share to each wait, at random. Default: 0 (share).
@@ -35,6 +37,7 @@
 
 ---The options of a subscription, in config.lua or beside `handle` in a handler's module.
 ---@class tidemill.Options
+---@field around? string|tidemill.Middleware|(string|tidemill.Middleware)[] Middleware: functions that run around the handlers.
 ---@field max_attempts? integer How often a message is started before it becomes a dead letter. Default: 5 (attempts).
 ---@field retry_backoff_secs? integer The wait after the first failure; it doubles with each further one, up to an hour. Default: 10 (seconds).
 ---@field retry_jitter? number Adds at most this share to each wait, at random. Default: 0 (share).

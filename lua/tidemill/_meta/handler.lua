@@ -4,9 +4,12 @@
 ---Returning is success, whatever the value; raising anything fails the attempt.
 ---@alias tidemill.Handler fun(payload: any, ctx: tidemill.Context): any
 
+---Runs around a handler: calls `next(payload, ctx)`, and returns what it returned.
+---@alias tidemill.Middleware fun(next: tidemill.Handler, payload: any, ctx: tidemill.Context): any
+
 ---The message that is handled. Good while its delivery runs.
 ---@class tidemill.Context
----@field event string Always `"message"`.
+---@field event string `"message"`; `"failed"` for a handler of `on_failed`.
 ---@field topic string
 ---@field subscriber string
 ---@field app string

@@ -8,6 +8,7 @@ local testing = {}
 ---@field app? string Default: `app`.
 ---@field attempts? integer Which attempt it is. Default: 1.
 ---@field created_at? string
+---@field event? "message"|"failed" Default: `"message"`.
 ---@field generation? integer Default: 1.
 ---@field headers? table<string, any>
 ---@field max_attempts? integer Default: what stands beside the module's `handle`, or 5.
@@ -31,6 +32,21 @@ local testing = {}
 ---@field text string
 ---@field fields table<string, string|number>
 
+---@class tidemill.HttpRequest
+---@field method string
+---@field url string
+---@field headers table<string, string|string[]> Names are in lower case.
+---@field body? string
+---@field json any The body decoded, when its content type is JSON.
+
+---What a service of a spec answers.
+---@class tidemill.HttpAnswer
+---@field status? integer Default: 200.
+---@field headers? table<string, string|string[]>
+---@field body? string Default: `""`.
+---@field json? any Instead of `body`.
+---@field secs? number How long it takes. Default: 0.
+
 ---What a handler did.
 ---@class tidemill.Run
 ---@field outcome "done"|"raised"|"retry"|"snooze"|"discard"
@@ -39,6 +55,7 @@ local testing = {}
 ---@field delay_secs? number Of a retry or a snooze.
 ---@field result any What the handler returned.
 ---@field published tidemill.Published[]
+---@field requests tidemill.HttpRequest[] What was asked of `tidemill.http`.
 ---@field log tidemill.LogLine[]
 ---@field elapsed_secs number How long the handler waited.
 
@@ -54,6 +71,11 @@ function testing.run(handler, payload, options) end
 ---@param topic string
 ---@param reply table|fun(payload: any, options: tidemill.PublishOptions): table?, string?
 function testing.publish(topic, reply) end
+
+---What an HTTP service answers.
+---@param what string A part of `METHOD URL`, or a Lua pattern.
+---@param reply tidemill.HttpAnswer|fun(request: tidemill.HttpRequest): tidemill.HttpAnswer?, string?
+function testing.http(what, reply) end
 
 ---Lets time pass while the handler computes, or inside of a stub.
 ---@param secs number

@@ -5,6 +5,7 @@
 ---@field json tidemill.json
 ---@field null tidemill.Null JSON's null. It counts as true: write `x ~= tidemill.null`.
 ---@field log tidemill.log
+---@field http tidemill.http
 local tidemill = {}
 
 ---@class tidemill.Null: userdata
@@ -92,6 +93,70 @@ function tidemill.json.decimal(value) end
 ---@param value any
 ---@return boolean
 function tidemill.json.is_decimal(value) end
+
+---@class tidemill.http
+tidemill.http = {}
+
+---@class tidemill.HttpOptions
+---@field body? string
+---@field ca_file? string Certificates (PEM) to trust instead of the system's.
+---@field connect_timeout_secs? number Default: 10.
+---@field follow? integer Redirects that are followed. Default: 0.
+---@field headers? table<string, string|number|(string|number)[]>
+---@field json? any A value to be sent as JSON, instead of `body`.
+---@field max_bytes? integer The largest body of a reply. Default: 10485760.
+---@field query? table<string, string|number|boolean|(string|number|boolean)[]>
+---@field timeout_secs? number For all of it, redirects included. Default: 30.
+
+---@class tidemill.HttpCall: tidemill.HttpOptions
+---@field method? string Default: `"GET"`.
+---@field url string
+
+---@class tidemill.HttpReply
+---@field status integer
+---@field headers table<string, string> Found under names in any case; `set-cookie` is a list.
+---@field body string
+---@field url string Where it came from, after redirects.
+local HttpReply = {}
+
+---The body decoded; raises when it is no JSON.
+---@return any
+function HttpReply:json() end
+
+---One request, whatever its method. Waits; raises when there is no reply. Any status is a reply.
+---@param request tidemill.HttpCall
+---@return tidemill.HttpReply
+function tidemill.http.request(request) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.get(url, options) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.head(url, options) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.post(url, options) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.put(url, options) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.patch(url, options) end
+
+---@param url string
+---@param options? tidemill.HttpOptions
+---@return tidemill.HttpReply
+function tidemill.http.delete(url, options) end
 
 ---@class tidemill.log
 tidemill.log = {}

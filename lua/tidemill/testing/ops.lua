@@ -3,10 +3,11 @@
 -- An op gets the delivery and the arguments of its wait, and returns the result, or nil and the error that
 -- the handler gets. It moves the delivery's clock by as long as it took. Plain LuaJIT only.
 
+local http = require "tidemill.testing.http"
 local native = require "tidemill.native"
 local json = require "tidemill.json"
 
-local ops = {}
+local ops = { http = http.request }
 
 function ops.sleep(delivery, secs)
   delivery.now = delivery.now + secs
