@@ -6,8 +6,9 @@
 
 local await = require "tidemill.await"
 local log = require "tidemill.log"
+local render = require "tidemill.render"
 
-local find, getinfo = string.find, debug.getinfo
+local getinfo, is_own = debug.getinfo, render.is_own
 local rawset, tostring, error = rawset, tostring, error
 
 local environment = {}
@@ -33,7 +34,7 @@ function environment.place()
     if not info then
       break
     end
-    if info.currentline > 0 and not find(info.short_src, "^tidemill[%w.]*$") then
+    if info.currentline > 0 and not is_own(info.short_src) then
       return info.short_src .. ":" .. info.currentline
     end
   end

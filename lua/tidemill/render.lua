@@ -8,7 +8,8 @@ local host = require "tidemill.host"
 -- A handler may have changed the library's tables.
 local pcall, rawget, tostring, type = pcall, rawget, tostring, type
 local getmetatable, traceback = debug.getmetatable, debug.traceback
-local format, gsub, match, sub = string.format, string.gsub, string.match, string.sub
+local find, format, gsub = string.find, string.format, string.gsub
+local match, sub = string.match, string.sub
 local loaded = package.loaded
 
 -- The longest JSON shown of a table that was raised.
@@ -59,19 +60,23 @@ function render.value(value)
   return "the error is a " .. kind
 end
 
--- In a plain program the library's modules are files; in an executor their chunks have the modules' names.
-local function is_own_file(path)
-  local name = match(path, "tidemill/([%w_/]+)%.lua$")
+-- Whether a source, as a traceback names it, is the library's. What is part of the program has a module's name
+-- for a source; in a plain program modules are files.
+function render.is_own(source)
+  if find(source, "^tidemill[%w._]*$") then
+    return true
+  end
+  local name = host.plain and match(source, "tidemill/([%w_/]+)%.lua$") or nil
   return name == "init" or (name ~= nil and loaded["tidemill." .. gsub(name, "/", ".")] ~= nil)
 end
 
 local function without_own_files(text, trace)
   local path, rest = match(text, "^([^\n:]+):%d+: (.*)$")
-  if path and is_own_file(path) then
+  if path and render.is_own(path) then
     text = rest
   end
   trace = gsub(trace, "\n\t([^\n:]+):%d+: in function [^\n]*", function(place)
-    return is_own_file(place) and "" or nil
+    return render.is_own(place) and "" or nil
   end)
   return text, trace
 end

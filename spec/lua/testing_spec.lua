@@ -266,6 +266,7 @@ describe("the surroundings of a spec", function()
     end)
     assert.matches("os.exit would end every delivery", run.error)
     assert.same({ "print", "global_written" }, { run.log[1].event, run.log[2].event })
+    assert.matches("^spec/lua/testing_spec.lua:%d+$", run.log[2].fields.at)
     assert.same(before, { print, os.exit, os.setlocale, os.time, debug.getmetatable(_G), string.format })
     _G.testing_spec_global = nil
   end)
