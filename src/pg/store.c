@@ -1,26 +1,16 @@
-/* The ledger as typed calls: see store.h. Each function is one exchange; columns are read by
- * number. */
-#include "pg/store.h"
-
+/*
+ * The ledger as typed calls, the messages' part: see store.h; the workers' is in store_workers.c.
+ * Each function is one exchange; columns are read by number.
+ */
 #include <stdio.h>
 
 #include "core/policy.h"
-#include "pg/pairs.h"
 #include "pg/refusal.h"
+#include "pg/store_state.h"
 
 #define HISTORY_ERROR_MAX 500
 #define UNDO_PASSES 1000 /* messages that wait, in each range */
 #define BIT(query) (UINT64_C(1) << (query))
-
-struct mill_store {
-	struct mill_statement statements[MILL_QUERY_COUNT];
-	int64_t max_payload_bytes;
-	struct mill_pairs *pairs; /* NULL: a ledger, which knows its lanes itself */
-	bool notify;              /* this and the next: of a plain table */
-	int32_t retain_hours;
-	char *worker_id;
-	struct mill_params params; /* reused by every call */
-};
 
 static const uint64_t uses[] = {
 	[MILL_USE_WORK] = BIT(MILL_QUERY_PIN) | BIT(MILL_QUERY_CLAIM) | BIT(MILL_QUERY_DUE) |
@@ -93,27 +83,13 @@ static struct mill_span token(const struct mill_store *store, uint64_t claim, ch
 	return (struct mill_span){ text, (size_t)len };
 }
 
-static struct mill_params *params(struct mill_store *store)
+struct mill_params *mill_store_params(struct mill_store *store)
 {
 	mill_params_clear(&store->params);
 	return &store->params;
 }
 
-static void worker_param(struct mill_store *store, struct mill_params *p)
-{
-	mill_params_text(p, MILL_SPAN(store->worker_id));
-}
-
-/* An exchange of one statement. */
-static void send_one(struct mill_link *link, enum mill_query query, const struct mill_params *p,
-                     mill_link_done done, void *context)
-{
-	mill_link_begin(link);
-	mill_link_add(link, query, p);
-	mill_link_end(link, done, context);
-}
-
-/* The same with the plan pinned: its result is number 1. */
+/* An exchange of one statement with its plan pinned: its result is number 1. */
 static void send_pinned(struct mill_link *link, enum mill_query query, const struct mill_params *p,
                         mill_link_done done, void *context)
 {
@@ -123,7 +99,7 @@ static void send_pinned(struct mill_link *link, enum mill_query query, const str
 	mill_link_end(link, done, context);
 }
 
-static void copy_id(const struct mill_rowset *rows, int row, int column, uint8_t id[16])
+void mill_store_copy_id(const struct mill_rowset *rows, int row, int column, uint8_t id[16])
 {
 	struct mill_span span = mill_rowset_span(rows, row, column);
 	MILL_ASSERT(span.len == 16);
@@ -188,7 +164,7 @@ void mill_store_claim(struct mill_store *store, struct mill_link *link, uint64_t
                       const struct mill_store_want *wants, size_t want_count, int32_t most,
                       mill_link_done done, void *context)
 {
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	char text[200];
 	mill_params_array(p, MILL_TYPE_INT4);
 	for (size_t i = 0; i < want_count; i++)
@@ -218,7 +194,7 @@ void mill_store_claimed_row(const struct mill_results *results, size_t i,
 {
 	const struct mill_rowset *rows = mill_results_at(results, 1);
 	int at = (int)i;
-	copy_id(rows, at, 0, row->id);
+	mill_store_copy_id(rows, at, 0, row->id);
 	row->lane = mill_rowset_int(rows, at, 1);
 	row->priority = mill_rowset_int(rows, at, 2);
 	row->available_at = mill_rowset_int8(rows, at, 3);
@@ -237,7 +213,7 @@ void mill_store_claimed_row(const struct mill_results *results, size_t i,
 void mill_store_due(struct mill_store *store, struct mill_link *link, const int32_t *lanes,
                     size_t count, mill_link_done done, void *context)
 {
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	mill_params_array(p, MILL_TYPE_INT4);
 	for (size_t i = 0; i < count; i++)
 		mill_element_int4(p, lanes[i]);
@@ -275,7 +251,7 @@ void mill_store_undo_claim(struct mill_store *store, struct mill_link *link, uin
                            mill_link_done done, void *context)
 {
 	char text[200];
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	mill_params_text(p, token(store, claim, text, sizeof(text)));
 	if (store->pairs == NULL) {
 		undo_range_params(p, wants, want_count);
@@ -384,7 +360,7 @@ void mill_store_settle(struct mill_store *store, struct mill_link *work,
                        void *context)
 {
 	bool is_done = deliveries[0]->settlement == MILL_SETTLE_DONE;
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	held_params(store, p, deliveries, count);
 	if (!is_done)
 		back_params(p, deliveries, count);
@@ -392,7 +368,7 @@ void mill_store_settle(struct mill_store *store, struct mill_link *work,
 	mill_link_add(work, MILL_QUERY_PIN, NULL);
 	mill_link_add(work, is_done ? MILL_QUERY_SETTLE_DONE : MILL_QUERY_SETTLE_BACK, p);
 	if (!is_done) {
-		p = params(store);
+		p = mill_store_params(store);
 		if (topic_params(p, deliveries, count))
 			mill_link_add(work, MILL_QUERY_NOTIFY, p);
 	}
@@ -403,7 +379,7 @@ void mill_store_ask_held(struct mill_store *store, struct mill_link *work,
                          struct mill_delivery *const *deliveries, size_t count, mill_link_done done,
                          void *context)
 {
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	held_params(store, p, deliveries, count);
 	send_pinned(work, MILL_QUERY_STILL_HELD, p, done, context);
 }
@@ -415,7 +391,7 @@ size_t mill_store_settled_count(const struct mill_results *results)
 
 void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t id[16])
 {
-	copy_id(mill_results_at(results, 1), (int)i, 0, id);
+	mill_store_copy_id(mill_results_at(results, 1), (int)i, 0, id);
 }
 
 const char *mill_store_failed_hint(const struct mill_store *store)
@@ -444,7 +420,7 @@ void mill_store_settle_publishing(struct mill_store *store, struct mill_link *pu
                                   void *context)
 {
 	char text[200];
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	mill_params_uuid(p, delivery->id);
 	mill_params_text(p, token(store, delivery->claim, text, sizeof(text)));
 	mill_params_text(p, MILL_SPAN(delivery->publications));
@@ -455,7 +431,7 @@ void mill_store_settle_publishing(struct mill_store *store, struct mill_link *pu
 void mill_store_publish(struct mill_store *store, struct mill_link *link, struct mill_span request,
                         struct mill_span published_by, mill_link_done done, void *context)
 {
-	struct mill_params *p = params(store);
+	struct mill_params *p = mill_store_params(store);
 	mill_params_text(p, request);
 	mill_params_text(p, published_by);
 	publish_params(store, p);
@@ -472,188 +448,4 @@ struct mill_span mill_store_unwanted(const struct mill_results *results)
 	const struct mill_rowset *rows = mill_results_at(results, 1);
 	return mill_rowset_count(rows) > 0 ? mill_rowset_span(rows, 0, MILL_REFUSAL_UNWANTED)
 	                                   : MILL_SPAN_NONE;
-}
-
-/* ---- lanes and leases ---------------------------------------------------------------------- */
-
-static void pair_params(struct mill_params *p, const struct mill_manifest *manifest)
-{
-	mill_params_array(p, MILL_TYPE_TEXT);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_text(p, MILL_SPAN(manifest->lanes[i].topic));
-	mill_params_array_end(p);
-	mill_params_array(p, MILL_TYPE_TEXT);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_text(p, MILL_SPAN(manifest->lanes[i].subscriber));
-	mill_params_array_end(p);
-}
-
-/* $3 and $4 where a table has no lanes: their numbers are ours, and so is the app's name. */
-static void declare_pairs(struct mill_store *store, struct mill_params *p,
-                          const struct mill_manifest *manifest)
-{
-	mill_pairs_declare(store->pairs, manifest);
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_int4(p, mill_pairs_number(store->pairs, manifest->lanes[i].topic,
-		                                       manifest->lanes[i].subscriber));
-	mill_params_array_end(p);
-	mill_params_text(p, MILL_SPAN(manifest->settings.app));
-}
-
-void mill_store_register_lanes(struct mill_store *store, struct mill_link *link,
-                               const struct mill_manifest *manifest, mill_link_done done,
-                               void *context)
-{
-	mill_link_begin(link);
-	struct mill_params *p = params(store);
-	mill_params_text(p, MILL_SPAN(manifest->settings.app));
-	pair_params(p, manifest);
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_int4(p, (int32_t)manifest->lanes[i].options.max_attempts);
-	mill_params_array_end(p);
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_int4(p, (int32_t)manifest->lanes[i].options.retry_backoff_secs);
-	mill_params_array_end(p);
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < manifest->lane_count; i++)
-		mill_element_int4(p, (int32_t)manifest->lanes[i].options.retain_hours);
-	mill_params_array_end(p);
-	mill_link_add(link, MILL_QUERY_REGISTER_LANES, p);
-	p = params(store);
-	pair_params(p, manifest);
-	if (store->pairs != NULL)
-		declare_pairs(store, p, manifest);
-	mill_link_add(link, MILL_QUERY_READ_LANES, p);
-	mill_link_end(link, done, context);
-}
-
-int32_t mill_store_registered_lane(const struct mill_results *results, size_t i,
-                                   struct mill_span *app)
-{
-	const struct mill_rowset *rows = mill_results_at(results, 1);
-	*app = mill_rowset_span(rows, (int)i, 1);
-	return mill_rowset_int(rows, (int)i, 0);
-}
-
-static void lane_numbers_param(struct mill_params *p, const struct mill_store_worker *worker)
-{
-	mill_params_array(p, MILL_TYPE_INT4);
-	for (size_t i = 0; i < worker->lane_count; i++)
-		mill_element_int4(p, worker->lanes[i]);
-	mill_params_array_end(p);
-}
-
-void mill_store_register_worker(struct mill_store *store, struct mill_link *link,
-                                const struct mill_store_worker *worker, mill_link_done done,
-                                void *context)
-{
-	struct mill_params *p = params(store);
-	worker_param(store, p);
-	mill_params_text(p, MILL_SPAN(worker->app));
-	mill_params_text(p, MILL_SPAN(worker->host));
-	mill_params_int4(p, worker->pid);
-	mill_params_int4(p, worker->lease_secs);
-	lane_numbers_param(p, worker);
-	mill_params_int4(p, worker->generation);
-	send_one(link, MILL_QUERY_REGISTER_WORKER, p, done, context);
-}
-
-void mill_store_declare_worker(struct mill_store *store, struct mill_link *link,
-                               const struct mill_store_worker *worker, mill_link_done done,
-                               void *context)
-{
-	struct mill_params *p = params(store);
-	worker_param(store, p);
-	mill_params_int4(p, worker->lease_secs);
-	lane_numbers_param(p, worker);
-	mill_params_int4(p, worker->generation);
-	send_one(link, MILL_QUERY_DECLARE_WORKER, p, done, context);
-}
-
-void mill_store_renew(struct mill_store *store, struct mill_link *link, mill_link_done done,
-                      void *context)
-{
-	struct mill_params *p = params(store);
-	worker_param(store, p);
-	send_one(link, MILL_QUERY_RENEW, p, done, context);
-}
-
-bool mill_store_renewed(const struct mill_results *results)
-{
-	return mill_rowset_count(mill_results_at(results, 0)) == 1;
-}
-
-bool mill_store_lanes_stand(const struct mill_results *results)
-{
-	return mill_rowset_bool(mill_results_at(results, 0), 0, 1);
-}
-
-void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
-                      void *context)
-{
-	struct mill_params *p = params(store);
-	worker_param(store, p);
-	send_one(link, MILL_QUERY_LEAVE, p, done, context);
-}
-
-void mill_store_sweep(struct mill_store *store, struct mill_link *link, enum mill_query query,
-                      int32_t most, int32_t lease_secs, mill_link_done done, void *context)
-{
-	struct mill_params *p = params(store);
-	mill_params_int4(p, most);
-	mill_params_int4(p, lease_secs);
-	if (store->pairs != NULL) {
-		mill_pairs_params(store->pairs, p);
-		mill_pairs_option_params(store->pairs, p);
-		mill_params_int4(p, store->retain_hours);
-	}
-	mill_link_begin(link);
-	mill_link_add(link, MILL_QUERY_PIN, NULL);
-	mill_link_add(link, query, p);
-	if (query == MILL_QUERY_RECLAIM_DEAD)
-		mill_link_add(link, MILL_QUERY_BURY, NULL);
-	mill_link_end(link, done, context);
-}
-
-size_t mill_store_swept_count(const struct mill_results *results)
-{
-	return (size_t)mill_rowset_count(mill_results_at(results, 1));
-}
-
-void mill_store_swept_row(const struct mill_results *results, size_t i,
-                          struct mill_store_swept *row)
-{
-	const struct mill_rowset *rows = mill_results_at(results, 1);
-	int at = (int)i;
-	memset(row->id, 0, sizeof(row->id));
-	if (!mill_rowset_null(rows, at, 0))
-		copy_id(rows, at, 0, row->id);
-	row->topic = mill_rowset_span(rows, at, 1);
-	row->subscriber = mill_rowset_span(rows, at, 2);
-	row->failed = mill_rowset_bool(rows, at, 3);
-	row->attempts = mill_rowset_int(rows, at, 4);
-	row->error = mill_rowset_span(rows, at, 5);
-}
-
-void mill_store_notify(struct mill_store *store, struct mill_link *link,
-                       const struct mill_span *topics, size_t count, mill_link_done done,
-                       void *context)
-{
-	struct mill_params *p = params(store);
-	mill_params_array(p, MILL_TYPE_TEXT);
-	for (size_t i = 0; i < count; i++)
-		mill_element_text(p, topics[i]);
-	mill_params_array_end(p);
-	send_one(link, MILL_QUERY_NOTIFY, p, done, context);
-}
-
-void mill_store_notify_control(struct mill_store *store, struct mill_link *link,
-                               struct mill_span payload, mill_link_done done, void *context)
-{
-	struct mill_params *p = params(store);
-	mill_params_text(p, payload);
-	send_one(link, MILL_QUERY_NOTIFY_CONTROL, p, done, context);
 }

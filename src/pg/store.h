@@ -134,8 +134,7 @@ struct mill_span mill_store_published(const struct mill_results *results);
  */
 struct mill_span mill_store_unwanted(const struct mill_results *results);
 
-/* ---- lanes and leases, on the lease link; sweeps, on the sweep link
- * ----------------------------------------------------- */
+/* ---- lanes and leases, on the lease link --------------------------------------------------- */
 
 /*
  * Upsert the manifest's lanes and read their numbers. Another app's pair changes nothing. What is
@@ -173,6 +172,8 @@ bool mill_store_lanes_stand(const struct mill_results *results);
 void mill_store_leave(struct mill_store *store, struct mill_link *link, mill_link_done done,
                       void *context);
 
+/* ---- sweeps and notifications, on the sweep link ------------------------------------------- */
+
 /*
  * Run one sweep of queries.h (stamp, reclaim_…, prune…, remove_lanes, adopt) over at most `most`
  * rows; reclaiming from the dead buries those that hold nothing any more.
@@ -193,6 +194,6 @@ void mill_store_swept_row(const struct mill_results *results, size_t i,
 void mill_store_notify(struct mill_store *store, struct mill_link *link,
                        const struct mill_span *topics, size_t count, mill_link_done done,
                        void *context);
-/* The same on the control channel: `probe …`. */
+/* The same on the control channel, `probe …`; on the lease link. */
 void mill_store_notify_control(struct mill_store *store, struct mill_link *link,
                                struct mill_span payload, mill_link_done done, void *context);
