@@ -244,6 +244,24 @@ describe("tidemill.http", function()
     end
   end)
 
+  it("ends in its time while it waits for a free connection", function()
+    start_server()
+    local run = start_executor("tidemill.http.request(payload)", { descriptors = 64 })
+    local tickets = {}
+    for i = 1, 32 do
+      tickets[i] = run:prepare { payload = json.encode { url = server:url("plain", "/hang"), timeout_secs = 600 } }
+    end
+    run:flush()
+    server:wait_for_many("hanging", 32)
+    assert.matches("timed out after 0.1 s, waiting for a free connection", run:handle({
+      payload = json.encode { url = server:url("plain", "/echo"), timeout_secs = 0.1 },
+    }).error)
+    -- And goes on as soon as there is one.
+    local ticket = run:deliver { payload = json.encode { url = server:url("plain", "/echo"), timeout_secs = 600 } }
+    run:cancel(tickets[1])
+    assert.equal("done", run:outcome(ticket).kind)
+  end)
+
   it("does not stand still while a name is looked up for long", function()
     local dir = folder.temp "tidemill-resolver"
     folder.write(dir, "resolver.c", [[

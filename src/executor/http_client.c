@@ -23,7 +23,7 @@ struct mill_http_client {
 	CURLM *multi;
 	uv_loop_t *loop;
 	uv_timer_t timer;
-	size_t transfers;
+	size_t transfers, connections_max;
 	struct mill_list watches;
 };
 
@@ -45,6 +45,13 @@ static void detach(struct mill_transfer *transfer)
 	client->transfers--;
 }
 
+static void end(struct mill_transfer *transfer, CURLcode code)
+{
+	mill_transfer_conclude(transfer, code);
+	detach(transfer);
+	transfer->on_done(transfer);
+}
+
 /* Each on_done may start and free transfers, so libcurl is asked again after each. */
 static void conclude_ended(struct mill_http_client *client)
 {
@@ -57,10 +64,7 @@ static void conclude_ended(struct mill_http_client *client)
 		CURLcode code = message->data.result;
 		char *context = NULL;
 		curl->easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &context);
-		struct mill_transfer *transfer = (struct mill_transfer *)context;
-		mill_transfer_conclude(transfer, code);
-		detach(transfer);
-		transfer->on_done(transfer);
+		end((struct mill_transfer *)context, code);
 	}
 }
 
@@ -176,12 +180,12 @@ static CURLM *make_multi(const struct mill_curl *curl)
 }
 
 /* Half of the descriptors that the process may have: what finds no connection waits for one. */
-static long connection_limit(void)
+static size_t connection_limit(void)
 {
 	struct rlimit limit;
 	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 2 > CONNECTIONS_MAX)
 		return CONNECTIONS_MAX;
-	return limit.rlim_cur / 2 > 0 ? (long)(limit.rlim_cur / 2) : 1;
+	return limit.rlim_cur / 2 > 0 ? limit.rlim_cur / 2 : 1;
 }
 
 struct mill_http_client *mill_http_client_new(uv_loop_t *loop, struct mill_err *err)
@@ -195,7 +199,9 @@ struct mill_http_client *mill_http_client_new(uv_loop_t *loop, struct mill_err *
 		return NULL;
 	}
 	struct mill_http_client *client = mill_calloc(1, sizeof(*client));
-	*client = (struct mill_http_client){ .curl = curl, .multi = multi, .loop = loop };
+	*client = (struct mill_http_client){
+		.curl = curl, .multi = multi, .loop = loop, .connections_max = connection_limit()
+	};
 	mill_list_init(&client->watches);
 	MILL_ASSERT(uv_timer_init(loop, &client->timer) == 0);
 	curl->multi_setopt(multi, CURLMOPT_SOCKETFUNCTION, on_watch_wanted);
@@ -203,7 +209,7 @@ struct mill_http_client *mill_http_client_new(uv_loop_t *loop, struct mill_err *
 	curl->multi_setopt(multi, CURLMOPT_TIMERFUNCTION, on_timer_wanted);
 	curl->multi_setopt(multi, CURLMOPT_TIMERDATA, client);
 	curl->multi_setopt(multi, CURLMOPT_MAXCONNECTS, (long)IDLE_CONNECTIONS);
-	curl->multi_setopt(multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, connection_limit());
+	curl->multi_setopt(multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)client->connections_max);
 	return client;
 }
 
@@ -250,7 +256,7 @@ struct mill_transfer *mill_http_start(struct mill_http_client *client,
 		CURLMcode code = client->curl->multi_add_handle(client->multi, transfer->easy);
 		if (code == CURLM_OK) {
 			transfer->client = client;
-			client->transfers++;
+			transfer->queued = ++client->transfers > client->connections_max;
 			return transfer;
 		}
 		mill_err_set(err, MILL_ERR_SYSTEM, "%s", client->curl->multi_strerror(code));
@@ -267,6 +273,11 @@ void *mill_transfer_context(const struct mill_transfer *transfer)
 const struct mill_http_reply *mill_transfer_reply(const struct mill_transfer *transfer)
 {
 	return &transfer->reply;
+}
+
+void mill_transfer_expire(struct mill_transfer *transfer)
+{
+	end(transfer, CURLE_OPERATION_TIMEDOUT);
 }
 
 void mill_transfer_free(struct mill_transfer *transfer)

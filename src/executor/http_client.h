@@ -51,5 +51,10 @@ struct mill_transfer *mill_http_start(struct mill_http_client *client,
                                       void *context, struct mill_err *err);
 void *mill_transfer_context(const struct mill_transfer *transfer);
 const struct mill_http_reply *mill_transfer_reply(const struct mill_transfer *transfer);
+/*
+ * Its time is over: it ends as any that timed out, on_done is called. libcurl does that by itself
+ * but for those that wait for a free connection.
+ */
+void mill_transfer_expire(struct mill_transfer *transfer);
 /* Abort it if it is under way, its connection with it, and free it. */
 void mill_transfer_free(struct mill_transfer *transfer);

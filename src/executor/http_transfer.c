@@ -240,11 +240,14 @@ static void explain_timeout(struct mill_transfer *transfer)
 	transfer->curl->easy_getinfo(transfer->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
 	bool sending =
 	        transfer->phase == MILL_TRANSFER_WAIT && (uint64_t)sent < transfer->request_bytes;
+	bool queued = transfer->phase == MILL_TRANSFER_LOOKUP && transfer->queued;
 	double limit = transfer->timeout_secs;
-	if (transfer->phase < MILL_TRANSFER_WAIT)
+	if (transfer->phase < MILL_TRANSFER_WAIT && !queued)
 		limit = fmin(limit, transfer->connect_timeout_secs);
 	mill_err_set(&transfer->failure, MILL_ERR_UNREACHED, "timed out after %g s, %s", limit,
-	             sending ? "sending the request" : doing[transfer->phase]);
+	             queued    ? "waiting for a free connection"
+	             : sending ? "sending the request"
+	                       : doing[transfer->phase]);
 }
 
 static const struct failure {

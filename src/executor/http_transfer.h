@@ -27,6 +27,7 @@ struct mill_transfer {
 	void *context;
 
 	enum mill_transfer_phase phase;
+	bool queued; /* when it was started all connections were taken */
 	double timeout_secs, connect_timeout_secs;
 	size_t max_bytes, request_bytes;
 	struct mill_buffer headers, body;

@@ -2,11 +2,13 @@
 #include "executor/op_http.h"
 
 #include <lauxlib.h>
+#include <math.h>
 
 #include "executor/http_client.h"
 
 #define SECS_MAX (366.0 * 86400)
 #define BYTES_MAX 1e12
+#define OVERDUE_MS 500 /* after its time libcurl has not ended a transfer */
 
 /* ---- arguments, which nobody has checked ---------------------------------------------------- */
 
@@ -61,11 +63,17 @@ static void on_done(struct mill_transfer *transfer)
 {
 	struct mill_wait *wait = mill_transfer_context(transfer);
 	const struct mill_http_reply *reply = mill_transfer_reply(transfer);
+	uv_timer_stop(&wait->timer);
 	mill_wait_finish(wait, reply->failed, reply->failure);
 	/* By now the wait may be on another transfer. */
 	if (wait->transfer == transfer)
 		wait->transfer = NULL;
 	mill_transfer_free(transfer);
+}
+
+static void on_overdue(uv_timer_t *timer)
+{
+	mill_transfer_expire(mill_container_of(timer, struct mill_wait, timer)->transfer);
 }
 
 int mill_op_http_start(struct mill_wait *wait, lua_State *co, int first, struct mill_err *err)
@@ -80,11 +88,15 @@ int mill_op_http_start(struct mill_wait *wait, lua_State *co, int first, struct 
 	if (transfer == NULL)
 		return -1;
 	wait->transfer = transfer;
+	uint64_t ms = (uint64_t)ceil(request.timeout_secs * 1000) + OVERDUE_MS;
+	uv_update_time(ops->loop);
+	MILL_ASSERT(uv_timer_start(&wait->timer, on_overdue, ms, 0) == 0);
 	return 0;
 }
 
 void mill_op_http_cancel(struct mill_wait *wait)
 {
+	uv_timer_stop(&wait->timer);
 	mill_transfer_free(wait->transfer);
 	wait->transfer = NULL;
 }
