@@ -41,15 +41,28 @@ function environment.place()
   return "?"
 end
 
+-- So many names are told of in the life of a process. One that writes names without end would fill the log.
+local MOST_WARNINGS = 50
+local warned, warnings = {}, 0
+
+-- One line in the log of an event, with a name and the place in the user's code, once for each name.
+function environment.warn(event, text, name)
+  local key = event .. " " .. name
+  if warned[key] or warnings == MOST_WARNINGS then
+    return
+  end
+  warned[key] = true
+  warnings = warnings + 1
+  if warnings == MOST_WARNINGS then
+    text = text .. " (the last that this process tells)"
+  end
+  log.warn_event(event, text, "name", name, "at", environment.place())
+end
+
 local function watch_globals()
-  local warned = {}
   local metatable = debug.getmetatable(_G) or {}
   function metatable.__newindex(globals, name, value)
-    if not warned[name] then
-      warned[name] = true
-      log.warn_event("global_written", "all handlers of this process share globals: write `local`",
-        "name", tostring(name), "at", environment.place())
-    end
+    environment.warn("global_written", "all handlers of this process share globals: write `local`", tostring(name))
     rawset(globals, name, value)
   end
   setmetatable(_G, metatable)
@@ -62,6 +75,7 @@ function environment.install()
   os.exit = exit
   os.setlocale = setlocale
   _G.print = log.print
+  warned, warnings = {}, 0
   watch_globals()
 end
 -- luacheck: pop

@@ -12,6 +12,7 @@
 local host = require "tidemill.host"
 local environment = require "tidemill.environment"
 local log = require "tidemill.log"
+local render = require "tidemill.render"
 local tidemill = require "tidemill"
 
 local error, next, pcall, rawget, rawset, setmetatable, tostring, type =
@@ -20,7 +21,6 @@ local get_metatable, set_metatable = debug.getmetatable, debug.setmetatable
 local collectgarbage, jit = collectgarbage, jit
 local package, G = package, _G
 local format = string.format
-local place = environment.place
 local EMFILE, ENFILE = 24, 23
 
 local fences = {}
@@ -47,21 +47,9 @@ function fences.mend()
   end
 end
 
-local warned = {}
-
-local function warn(name, advice)
-  if not warned[name] then
-    warned[name] = true
-    log.warn_event("library_changed", advice, "name", name, "at", place())
-  end
-end
-
 local function warn_of_change(name)
-  if host.running() then
-    warn(name, "all handlers of this process share it: undone when this one gives the processor back")
-  else
-    warn(name, "all handlers of this process share it")
-  end
+  environment.warn("library_changed", "all handlers of this process share it"
+    .. (host.running() and ": undone when this one gives the processor back" or ""), name)
 end
 
 -- ---- libraries ----------------------------------------------------------------------------------
@@ -205,6 +193,17 @@ local function replace_collectgarbage()
   end
 end
 
+-- 0 is the coroutine, which runs other deliveries later. A tail call, as a number means a caller.
+local function replace_setfenv()
+  local setfenv = G.setfenv
+  function G.setfenv(target, globals)
+    if target == 0 and host.running() then
+      error("setfenv(0, …) would change the globals of other deliveries", 2)
+    end
+    return setfenv(target, globals)
+  end
+end
+
 -- Without a function they mean the whole process. A tail call, as `true` means the caller.
 local function replace_jit()
   local switch = { on = jit.on, off = jit.off }
@@ -250,8 +249,35 @@ local function with_room(open)
   end
 end
 
+-- The program behind each pipe of io.popen, as long as the pipe is open.
+local programs = setmetatable({}, { __mode = "k" })
+
+-- To close a pipe waits for its program. Where that is left to the collector, it would hold up whoever
+-- happens to run then; so the program is ended first.
+local function end_forgotten_programs(io)
+  local popen, kind = with_room(io.popen), io.type
+  local metatable = get_metatable(io.stdout)
+  local close = metatable.__gc
+  function io.popen(...)
+    local pipe, wrong, code = popen(...)
+    if pipe then
+      local pid = host.newest_child()
+      programs[pipe] = pid > 1 and pid or nil
+    end
+    return pipe, wrong, code
+  end
+  function metatable.__gc(file)
+    local pid = programs[file]
+    if pid and kind(file) == "file" then
+      host.end_child(pid)
+    end
+    return close(file)
+  end
+end
+
 local function replace_io(io)
-  io.open, io.popen = with_room(io.open), with_room(io.popen)
+  io.open = with_room(io.open)
+  end_forgotten_programs(io)
   for name, standard in next, { input = io.stdin, output = io.stdout } do
     local redirect = io[name]
     io[name] = function(file)
@@ -269,6 +295,38 @@ local function replace_io(io)
   end
 end
 
+-- What a finalizer raises would reach whoever runs when it is called.
+local quiet = setmetatable({}, { __mode = "k" })
+
+local function quiet_finalizer(finalizer)
+  if type(finalizer) ~= "function" then
+    return finalizer
+  end
+  if not quiet[finalizer] then
+    quiet[finalizer] = function(object)
+      local ok, wrong = pcall(finalizer, object)
+      if not ok then
+        log.warn_event("finalizer_failed", "a finalizer set by ffi.gc or ffi.metatype raised", "error",
+          render.value(wrong))
+      end
+    end
+  end
+  return quiet[finalizer]
+end
+
+local function replace_ffi(ffi)
+  local gc, metatype = ffi.gc, ffi.metatype
+  function ffi.gc(object, finalizer)
+    return gc(object, quiet_finalizer(finalizer))
+  end
+  function ffi.metatype(kind, metatable)
+    if type(metatable) == "table" and rawget(metatable, "__gc") ~= nil then
+      rawset(metatable, "__gc", quiet_finalizer(rawget(metatable, "__gc")))
+    end
+    return metatype(kind, metatable)
+  end
+end
+
 -- Whoever empties package.loaded, to load a module again, gets ours as they are.
 local function keep_modules()
   for name, module in next, package.loaded do
@@ -279,9 +337,11 @@ local function keep_modules()
 end
 
 function fences.install()
+  replace_ffi(require "ffi")
   keep_modules()
   replace_debug(debug)
   replace_collectgarbage()
+  replace_setfenv()
   replace_jit()
   replace_io(io)
   watch_libraries()

@@ -189,8 +189,7 @@ function Loading:required(name, keys, report)
   end
   local ok, result = xpcall(require, render.value, name)
   if not ok then
-    local message, absent = problem.of_require(path and problem.with_whole_path(result, path) or result,
-      self.folder)
+    local message, absent = problem.of_require(result, self.folder, path)
     if absent or not path then
       self.files[name] = nil -- each subscription to it is a problem of its own
       report(keys, message)

@@ -44,11 +44,13 @@ function problem.has_place(message)
 end
 
 -- What require says, for people: a syntax error by its own place, a missing module by the files that
--- were looked for. Also whether it is the required module itself that is missing.
-function problem.of_require(message, folder)
+-- were looked for. Also whether it is the required module itself that is missing. `path` is the module's
+-- file, where there is one.
+function problem.of_require(message, folder, path)
+  message = path and problem.with_whole_path(message, path) or message
   local inner = match(message, "^error loading module '.-' from file '.-':%s*(.*)$")
   if inner then
-    message = inner
+    message = path and problem.with_whole_path(inner, path) or inner
   end
   local before, missing = match(message, "^(.-)module '([^\n]-)' not found:\n")
   if missing then

@@ -35,7 +35,8 @@ local function start(bad, options)
     return ('local tidemill = require "tidemill"\nreturn function(payload, ctx)\n%s\nend\n'):format(body)
   end
   return executor.start {
-    config = options.config or [[return { subscribe = { t = { "bad", "good" } } }]],
+    config = options.config or [[return { subscribe = { t = { "bad", "good",
+      collect = function() collectgarbage() collectgarbage() end } } }]],
     handlers = { bad = handler(bad), good = handler(GOOD), lazy = "return 'lazy'", late = options.late },
     env = options.env,
   }
@@ -205,6 +206,47 @@ describe("a handler that", function()
   it("leaves nothing of what it stopped while it was loaded", function()
     local run = start("", { config = "collectgarbage 'stop' return { subscribe = { t = { 'bad', 'good' } } }" })
     assert_good(run)
+  end)
+
+  it("leaves pipes to programs open neither waits for them nor leaves them running", function()
+    local run = start [[
+      local pipes = {}
+      for i = 1, 3 do pipes[i] = io.popen "exec sleep 1000" end
+      local quick = io.popen "echo five"
+      ctx:discard(quick:read "*l" .. tostring(quick:close()))
+    ]]
+    assert.equal("fivetrue", run:handle({ to = "bad" }).error)
+    local function sleeps()
+      local count = 0
+      for _, child in ipairs(process.children()) do
+        count = count + (child.name == "sleep" and 1 or 0)
+      end
+      return count
+    end
+    assert.equal(3, sleeps())
+    for _ = 1, 3 do
+      assert_good(run)
+      assert.equal("done", run:handle({ to = "collect" }).kind)
+    end
+    assert.equal(0, sleeps())
+  end)
+
+  it("has finalizers that raise is named in the log, and nobody else is reached by them", function()
+    local run = start [[
+      local ffi = require "ffi"
+      for _ = 1, 3 do
+        ffi.gc(ffi.new "int[1]", function() error "no luck" end)
+      end
+      local kind = ffi.metatype(ffi.typeof "struct { int a; }", { __gc = function() error "no luck" end })
+      kind()
+    ]]
+    assert.equal("done", run:handle({ to = "bad" }).kind)
+    for _ = 1, 2 do
+      assert_good(run)
+      assert.equal("done", run:handle({ to = "collect" }).kind)
+    end
+    assert.equal(4, #run:log "finalizer_failed")
+    assert.matches('error="handlers/bad.lua:%d: no luck"$', run:log("finalizer_failed")[1])
   end)
 
   it("forks has one executor as before: the copy ends, and says nothing", function()

@@ -6,9 +6,11 @@
 #include "executor/task_state.h"
 
 #include <lauxlib.h>
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 
+#include "executor/fence.h"
 #include "executor/json.h"
 
 #define PUBLICATIONS_MAX (64 * 1024 * 1024) /* bytes of what one delivery publishes when done */
@@ -156,9 +158,26 @@ static int l_bend(lua_State *L)
 	return 0;
 }
 
+/* newest_child() → the number of the process that was started last, or 0 */
+static int l_newest_child(lua_State *L)
+{
+	lua_pushinteger(L, mill_fence_newest_child());
+	return 1;
+}
+
+/* end_child(pid) */
+static int l_end_child(lua_State *L)
+{
+	int pid = luaL_checkint(L, 1);
+	luaL_argcheck(L, pid > 1, 1, "no process");
+	kill(pid, SIGKILL);
+	return 0;
+}
+
 static const luaL_Reg host_functions[] = {
-	{ "running", l_running }, { "owns", l_owns }, { "take", l_take }, { "outcome", l_outcome },
-	{ "gather", l_gather },   { "bend", l_bend }, { NULL, NULL },
+	{ "running", l_running },           { "owns", l_owns },           { "take", l_take },
+	{ "outcome", l_outcome },           { "gather", l_gather },       { "bend", l_bend },
+	{ "newest_child", l_newest_child }, { "end_child", l_end_child }, { NULL, NULL },
 };
 
 void mill_task_open_host(lua_State *L, struct mill_tasks *tasks)
