@@ -164,24 +164,30 @@ end)
 describe("a handler that floods an output nobody reads", function()
   after_each(tidemill.close_all)
 
-  it("is held up by it alone", function()
-    local app = tidemill.app {
-      config = { executors = 2, poll_secs = 1, subscribe = { flood = "flood", t = "work" }, timeout_secs = 2,
-        stall_secs = 2, kill_grace_secs = 0.3, max_attempts = 1 },
-      handlers = {
-        flood = "return function() while true do io.write(('x'):rep(1e5)) end end",
-        work = "return function() end",
-      },
-    }
-    -- A pipe with a reader that never reads.
-    process.run { "mkfifo", app.dir .. "/output" }
-    local worker = app:spawn { "run", stdout = app.dir .. "/output" }
-    worker:wait_for("event=ready", 30)
-    local flood = journal.publish(app, "flood")
-    for _ = 1, 20 do
-      journal.wait_for_status(app, journal.publish(app, "t"), "done")
-    end
-    assert.truthy(journal.wait_for_status(app, flood, "failed").error:find("held the processor", 1, true))
-    app:stop()
-  end)
+  -- The worker shares both outputs with its executors.
+  for _, output in ipairs { "stdout", "stderr" } do
+    it("is held up by it alone: " .. output, function()
+      local app = tidemill.app {
+        config = { executors = 2, poll_secs = 1, subscribe = { flood = "flood", t = "work" }, timeout_secs = 2,
+          stall_secs = 2, kill_grace_secs = 0.3, max_attempts = 1 },
+        handlers = {
+          flood = ("return function() while true do io.%s:write(('x'):rep(1e5)) end end"):format(output),
+          work = "return function() end",
+        },
+      }
+      -- A pipe with a reader that never reads.
+      process.run { "mkfifo", app.dir .. "/output" }
+      app:must_run "migrate"
+      app:spawn { "run", [output] = app.dir .. "/output" }
+      app:wait_until(function()
+        return app.db:value "select count(*) from tidemill.worker" == "1"
+      end, 30, "the worker is there")
+      local flood = journal.publish(app, "flood")
+      for _ = 1, 20 do
+        journal.wait_for_status(app, journal.publish(app, "t"), "done")
+      end
+      assert.truthy(journal.wait_for_status(app, flood, "failed").error:find("the processor", 1, true))
+      app:stop()
+    end)
+  end
 end)
