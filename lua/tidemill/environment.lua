@@ -46,7 +46,7 @@ local MOST_WARNINGS = 50
 local warned, warnings = {}, 0
 
 -- One line in the log of an event, with a name and the place in the user's code, once for each name.
-function environment.warn(event, text, name)
+function environment.warn_event(event, text, name)
   local key = event .. " " .. name
   if warned[key] or warnings == MOST_WARNINGS then
     return
@@ -62,7 +62,8 @@ end
 local function watch_globals()
   local metatable = debug.getmetatable(_G) or {}
   function metatable.__newindex(globals, name, value)
-    environment.warn("global_written", "all handlers of this process share globals: write `local`", tostring(name))
+    environment.warn_event("global_written", "all handlers of this process share globals: write `local`",
+      tostring(name))
     rawset(globals, name, value)
   end
   setmetatable(_G, metatable)

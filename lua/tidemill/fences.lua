@@ -12,6 +12,7 @@
 local host = require "tidemill.host"
 local environment = require "tidemill.environment"
 local log = require "tidemill.log"
+local native = require "tidemill.native"
 local render = require "tidemill.render"
 local tidemill = require "tidemill"
 
@@ -48,7 +49,7 @@ function fences.mend()
 end
 
 local function warn_of_change(name)
-  environment.warn("library_changed", "all handlers of this process share it"
+  environment.warn_event("library_changed", "all handlers of this process share it"
     .. (host.running() and ": undone when this one gives the processor back" or ""), name)
 end
 
@@ -119,25 +120,33 @@ end
 
 -- ---- metatables that all share ------------------------------------------------------------------
 
+-- A __newindex that writes to `metatable`, which all values of a kind have.
+local function writer(kind, metatable)
+  return function(_, name, value)
+    local what = format("the metatable of %s, %s", kind, tostring(name))
+    warn_of_change(what)
+    if host.running() then
+      local before = rawget(metatable, name)
+      undo_later(what, function()
+        rawset(metatable, name, before)
+      end)
+    end
+    rawset(metatable, name, value)
+  end
+end
+
 -- Whoever asks for the metatable of strings gets `guard`, and writes through it.
 local function watch_strings()
   local metatable = get_metatable ""
-  local guard = setmetatable({}, {
-    __index = metatable,
-    __newindex = function(_, name, value)
-      local what = "the metatable of strings, " .. tostring(name)
-      warn_of_change(what)
-      if host.running() then
-        local before = rawget(metatable, name)
-        undo_later(what, function()
-          rawset(metatable, name, before)
-        end)
-      end
-      rawset(metatable, name, value)
-    end,
-  })
+  local guard = setmetatable({}, { __index = metatable, __newindex = writer("strings", metatable) })
   metatable.__metatable = guard
   return guard
+end
+
+-- The arrays of all payloads have one metatable.
+local function watch_arrays()
+  local metatable = native.array_mt
+  setmetatable(metatable, { __newindex = writer("JSON arrays", metatable) })
 end
 
 local OWN = { table = true, userdata = true, cdata = true }
@@ -306,12 +315,29 @@ local function quiet_finalizer(finalizer)
     quiet[finalizer] = function(object)
       local ok, wrong = pcall(finalizer, object)
       if not ok then
-        log.warn_event("finalizer_failed", "a finalizer set by ffi.gc or ffi.metatype raised", "error",
+        log.warn_event("finalizer_failed", "what a handler left for the collector raised", "error",
           render.value(wrong))
       end
     end
   end
   return quiet[finalizer]
+end
+
+-- Userdata whose metatable a handler fills in.
+local function replace_newproxy()
+  local newproxy = G.newproxy
+  local meta = {
+    __newindex = function(metatable, name, value)
+      rawset(metatable, name, name == "__gc" and quiet_finalizer(value) or value)
+    end,
+  }
+  function G.newproxy(like)
+    local proxy = newproxy(like)
+    if like == true then
+      setmetatable(get_metatable(proxy), meta)
+    end
+    return proxy
+  end
 end
 
 local function replace_ffi(ffi)
@@ -337,6 +363,8 @@ local function keep_modules()
 end
 
 function fences.install()
+  watch_arrays()
+  replace_newproxy()
   replace_ffi(require "ffi")
   keep_modules()
   replace_debug(debug)

@@ -69,6 +69,9 @@ local changes = {
   { "tidemill.json.encode", "tidemill.json.encode = error" },
   { "the metatable of strings, __index", "getmetatable('').__index = function() return 'mine' end" },
   { "the metatable of strings, __add", "getmetatable('').__add = function() return 5 end assert('a' + 'b' == 5)" },
+  { "the metatable of JSON arrays, __index", [[
+    local mt = getmetatable(tidemill.array())
+    mt.__index = error assert(mt.__index == error)]] },
   { "the metatable of strings", "debug.setmetatable('', nil)" },
   { "the metatable of numbers", "debug.setmetatable(0, { __index = function() return 1 end }) assert((5).x == 1)" },
   { "the metatable of functions", "debug.setmetatable(print, { __index = {} })" },
@@ -91,7 +94,7 @@ describe("a handler that changes the library", function()
       for _, line in ipairs(run:log "library_changed") do
         if line:find('name="?' .. change[1]:gsub("%p", "%%%0") .. '"? ') then
           found = found + 1
-          assert.matches("level=warn .* subscriber=bad .* at=handlers/bad.lua:4$", line)
+          assert.matches("level=warn .* subscriber=bad .* at=handlers/bad.lua:[45]$", line)
         end
       end
       assert.equal(1, found, run.process:stderr())
@@ -239,13 +242,14 @@ describe("a handler that", function()
       end
       local kind = ffi.metatype(ffi.typeof "struct { int a; }", { __gc = function() error "no luck" end })
       kind()
+      getmetatable(newproxy(true)).__gc = function() error "no luck" end
     ]]
     assert.equal("done", run:handle({ to = "bad" }).kind)
     for _ = 1, 2 do
       assert_good(run)
       assert.equal("done", run:handle({ to = "collect" }).kind)
     end
-    assert.equal(4, #run:log "finalizer_failed")
+    assert.equal(5, #run:log "finalizer_failed")
     assert.matches('error="handlers/bad.lua:%d: no luck"$', run:log("finalizer_failed")[1])
   end)
 

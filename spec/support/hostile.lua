@@ -60,6 +60,7 @@ local changes = {
   { "has_strange_strings", "getmetatable('').__index = function() return error end" },
   { "has_strange_numbers", "debug.setmetatable(0, { __add = error, __index = error, __call = error })" },
   { "has_strange_functions", "debug.setmetatable(print, { __index = error })" },
+  { "has_strange_arrays", "getmetatable(tidemill.array()).__index = error" },
   { "calls_its_type_type", "type = payload.type or 'order'" },
   { "calls_its_next_next", "next, select, pairs, ipairs = 1, 2, 3, 4" },
   { "catches_everything", "pcall = function() return true end error = function() end" },
@@ -99,6 +100,7 @@ local changes = {
   { "leaves_raising_finalizers", [[
     for _ = 1, 3 do
       ffi.gc(ffi.new "int[1]", function() error "finalizer" end)
+      getmetatable(newproxy(true)).__gc = error
     end]] },
   { "needs_much_memory_once", [[
     local t = {}

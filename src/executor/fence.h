@@ -14,7 +14,8 @@
  */
 void mill_fence_start(int socket_fd, struct mill_page *page);
 
-/* The child that this process has started last and not waited for; 0: none, or it cannot be told. */
+/* The child that this process has started last and not waited for; 0: none, or it cannot be told.
+ */
 int mill_fence_newest_child(void);
 
 /* Is this the copy that a handler's fork has made? It has no runtime, and must end. */
