@@ -164,14 +164,14 @@ local crashes = {
     os.execute(("(sleep 0.1; kill -9 %d) >/dev/null 2>&1 &"):format(ffi.C.getpid()))
     tidemill.sleep(60)]], CRASHED .. "9, SIGKILL" },
   { "recurses_in_coroutines", "local function f() coroutine.wrap(f)() end f()", "" },
-  { "eats_memory", "local t = {} while true do t[#t + 1] = ('x'):rep(1e6) .. #t spin(0.001) end", "memory",
+  { "eats_memory", "local t = {} while true do t[#t + 1] = ('x'):rep(1e6) .. #t spin(0.0002) end", "memory",
     memory = true },
-  { "doubles_a_text", "local t = 'x' while true do t = t .. t spin(0.01) end", "memory", memory = true },
+  { "doubles_a_text", "local t = 'x' while true do t = t .. t spin(0.001) end", "memory", memory = true },
   { "eats_memory_in_c", [[
     ffi.cdef "void *malloc(size_t);"
     while true do
       ffi.fill(ffi.C.malloc(1e7), 1e7, 1)
-      spin(0.01)
+      spin(0.003)
     end]], "memory", memory = true },
   { "closes_the_socket", SOCKET .. "ffi.C.close(3)", "executor" },
   { "closes_the_socket_and_waits", SOCKET .. "ffi.C.close(3) tidemill.sleep(60)", "executor" },
