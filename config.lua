@@ -12,6 +12,7 @@ return {
   -- prefix = "tidemill",             -- of notification channels
   -- migrate = true,                  -- create or upgrade the schema at start
   -- notify = true,                   -- listen for notifications, do not only poll
+  -- watch = true,                    -- reload when this file or a handler changes
 
   -- handlers = "handlers",           -- folder, relative to this file
 

@@ -47,5 +47,11 @@ int mill_runtime_start(const struct mill_runtime_options *options, struct mill_r
  */
 void mill_runtime_stop(struct mill_runtime *runtime);
 
+/*
+ * Load config and handlers anew, and let new executors take over from the old ones when all is well
+ * with them. `reason` is for the log. May be called as mill_runtime_stop.
+ */
+void mill_runtime_reload(struct mill_runtime *runtime, const char *reason);
+
 /* Free the memory; after on_stopped only. */
 void mill_runtime_free(struct mill_runtime *runtime);

@@ -236,6 +236,7 @@ int mill_cli_call(struct mill_cli *cli);
 int mill_cli_test(struct mill_cli *cli);
 int mill_cli_annotations(struct mill_cli *cli);
 int mill_cli_drain(struct mill_cli *cli);
+int mill_cli_reload(struct mill_cli *cli);
 int mill_cli_status(struct mill_cli *cli);
 int mill_cli_failed_list(struct mill_cli *cli);
 int mill_cli_failed_show(struct mill_cli *cli);

@@ -83,6 +83,12 @@ static const struct mill_option json_options[] = {
 	{ 0 },
 };
 
+static const struct mill_option reload_options[] = {
+	{ "app", 0, "APP", "workers of this app (default: the config's)" },
+	{ "json", 0, NULL, "print JSON" },
+	{ 0 },
+};
+
 const struct mill_command mill_cli_commands[] = {
 	{
 	        .name = "init",
@@ -231,6 +237,18 @@ const struct mill_command mill_cli_commands[] = {
 	        .options = drain_options,
 	        .silent = true,
 	        .run = mill_cli_drain,
+	},
+	{
+	        .name = "reload",
+	        .synopsis = "[--app APP] [--json]",
+	        .summary = "Ask the workers to load config and handlers anew",
+	        .details = "All that are alive and listen, wherever they run; each reads its own "
+	                   "disk, as after a\n"
+	                   "SIGHUP. New handlers take over when they have loaded; where they do "
+	                   "not load, the old\n"
+	                   "ones go on. Ends with 1 when there is nobody to ask.\n",
+	        .options = reload_options,
+	        .run = mill_cli_reload,
 	},
 	{
 	        .name = "status",

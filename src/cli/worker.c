@@ -145,8 +145,11 @@ static void on_hangup(uv_signal_t *handle, int number)
 	(void)number;
 	if (worker->options.ends_with_terminal && worker->has_terminal && !terminal_is_there())
 		stop(worker, "SIGHUP");
+	else if (worker->runtime != NULL && !worker->ended)
+		mill_runtime_reload(worker->runtime, "SIGHUP");
 	else
-		mill_log(MILL_LOG_INFO, "signal_ignored", MILL_TEXT("signal", "SIGHUP"));
+		mill_log(MILL_LOG_INFO, "signal_ignored", MILL_TEXT("signal", "SIGHUP"),
+		         MILL_TEXT("reason", "nothing is loaded yet"));
 }
 
 static void watch_signals(struct mill_worker *worker)

@@ -3,7 +3,7 @@
  *
  * Brings the database up to date, trying for as long as it takes, turns the loop with a runtime on
  * it, and translates signals: the first SIGINT or SIGTERM stops in order, the second in haste,
- * SIGHUP does nothing. Knows nothing of where the database comes from.
+ * SIGHUP reloads. Knows nothing of where the database comes from.
  */
 #pragma once
 

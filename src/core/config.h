@@ -37,7 +37,7 @@ struct mill_settings {
 	int64_t max_payload_bytes;
 	int64_t max_memory_mb; /* of an executor, resident; 0: no limit */
 	int64_t max_deliveries;
-	bool migrate, notify;
+	bool migrate, notify, watch;
 	struct mill_lane_options lane; /* what a subscription gets that does not say otherwise */
 };
 
@@ -136,6 +136,14 @@ void mill_manifest_sort(struct mill_manifest *manifest);
 void mill_manifest_write(struct mill_buffer *out, const struct mill_manifest *manifest);
 int mill_manifest_read(struct mill_reader *body, struct mill_manifest *manifest,
                        struct mill_err *err);
+
+/*
+ * The first key behind `after` (NULL: of all) that only a restart can change and in which the two
+ * differ; NULL: there is none.
+ */
+const struct mill_config_key *mill_manifest_restart_key(const struct mill_manifest *manifest,
+                                                        const struct mill_manifest *other,
+                                                        const struct mill_config_key *after);
 
 /* A digest of all that is in it: executors of one generation must agree on it. */
 uint64_t mill_manifest_digest(const struct mill_manifest *manifest);

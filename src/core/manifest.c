@@ -279,3 +279,38 @@ uint64_t mill_manifest_digest(const struct mill_manifest *manifest)
 	mill_buffer_free(&bytes);
 	return digest;
 }
+
+static bool is_same_value(const struct mill_config_key *key, const void *place, const void *other)
+{
+	switch (key->kind) {
+	case MILL_KEY_TEXT: {
+		const char *text = *(char *const *)place, *other_text = *(char *const *)other;
+		return text == other_text ||
+		       (text != NULL && other_text != NULL && strcmp(text, other_text) == 0);
+	}
+	case MILL_KEY_INTEGER:
+		return *(const int64_t *)place == *(const int64_t *)other;
+	case MILL_KEY_NUMBER:
+		return *(const double *)place == *(const double *)other;
+	case MILL_KEY_BOOLEAN:
+		return *(const bool *)place == *(const bool *)other;
+	case MILL_KEY_STRUCTURE:
+		break;
+	}
+	return true;
+}
+
+const struct mill_config_key *mill_manifest_restart_key(const struct mill_manifest *manifest,
+                                                        const struct mill_manifest *other,
+                                                        const struct mill_config_key *after)
+{
+	bool behind = after == NULL;
+	struct visit at;
+	for (size_t i = 0; next_key(&i, false, (void *)&manifest->settings, &at);) {
+		const char *same_place = (const char *)&other->settings + at.key->offset;
+		if (behind && at.key->restart && !is_same_value(at.key, at.place, same_place))
+			return at.key;
+		behind = behind || at.key == after;
+	}
+	return NULL;
+}

@@ -114,7 +114,7 @@ static void take_probe(struct mill_listener *listener, const char *text)
 /* Anybody may notify on these channels: what is not understood is passed over. */
 static void take_control(struct mill_listener *listener, const char *payload)
 {
-	static const char probe[] = "probe ", cancel[] = "cancel ";
+	static const char probe[] = "probe ", cancel[] = "cancel ", reload[] = "reload ";
 	uint8_t id[16];
 	if (strncmp(payload, probe, sizeof(probe) - 1) == 0)
 		take_probe(listener, payload + sizeof(probe) - 1);
@@ -122,6 +122,9 @@ static void take_control(struct mill_listener *listener, const char *payload)
 	         mill_uuid_parse(payload + sizeof(cancel) - 1,
 	                         strlen(payload) - (sizeof(cancel) - 1), id) == 0)
 		listener->options.on_cancel(id, listener->options.context);
+	else if (strncmp(payload, reload, sizeof(reload) - 1) == 0)
+		listener->options.on_reload(payload + sizeof(reload) - 1,
+		                            listener->options.context);
 }
 
 void mill_listener_take(struct mill_listener *listener, const char *channel, const char *payload)

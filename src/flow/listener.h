@@ -20,6 +20,8 @@ struct mill_listener_options {
 	const char *queue_channel, *control_channel; /* stay with the caller */
 	/* Something may be claimable in this topic. */
 	void (*on_work)(struct mill_span topic, void *context);
+	/* Workers of this app are asked to reload. */
+	void (*on_reload)(const char *app, void *context);
 	/* A person cancelled this message while it ran. */
 	void (*on_cancel)(const uint8_t id[16], void *context);
 	void *context;

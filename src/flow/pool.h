@@ -1,6 +1,8 @@
 /*
- * The pool: the executor processes. It starts them, hands them frames, watches, kills and replaces
- * them, and says which delivery answers for a death.
+ * The pool: the executor processes of one generation, which have all loaded the same. It starts
+ * them, hands them frames, watches, kills and replaces them, and says which delivery answers for a
+ * death. What replaces one reads the disk: where that holds something else by now, the pool says so
+ * and goes on with what it has.
  *
  * Runtime process. Knows frames and processes; neither claims nor the ledger. What a frame means is
  * dispatch's business, told through the callbacks.
@@ -28,22 +30,38 @@ struct mill_executor_death {
 	char reason[200]; /* what the blamed delivery is told */
 };
 
+/* What keeps an executor from serving. */
+enum mill_setback {
+	MILL_SETBACK_LOAD,    /* config or a handler does not load */
+	MILL_SETBACK_DIFFERS, /* it loaded something else than this generation */
+	MILL_SETBACK_ENDED,   /* on trial: it ended, or hung, before all were ready */
+};
+
 struct mill_pool_options {
 	uv_loop_t *loop;
 	const char *program; /* what to start: `program executor` */
 	const char *config_path;
 	uint32_t generation;
-	size_t count;
-	size_t concurrency; /* deliveries one executor may hold */
-	double stall_secs, kill_grace_secs;
-	size_t max_memory_mb;    /* over it an executor is replaced; 0: no limit */
-	uint64_t max_deliveries; /* after so many it is replaced; 0: never */
+	/*
+	 * How many and within which limits, until the first executor's manifest says it; read
+	 * during the start only. NULL: the pool is on trial. It begins with one executor, starts
+	 * the others once that has loaded, and replaces none before all are ready.
+	 */
+	const struct mill_settings *settings;
 
-	/* The first executor has loaded: what config and handlers came to. Called once, before
-	 * on_ready. */
-	void (*on_manifest)(const struct mill_manifest *manifest, void *context);
+	/*
+	 * The first executor has loaded: what config and handlers came to. Called once, before
+	 * on_ready. False: not acceptable, and the pool is to be drained.
+	 */
+	bool (*on_manifest)(struct mill_pool *pool, const struct mill_manifest *manifest,
+	                    void *context);
 	/* An executor can take deliveries. */
 	void (*on_ready)(struct mill_executor *executor, void *context);
+	/* All are ready: the trial is over. Called once. */
+	void (*on_complete)(struct mill_pool *pool, void *context);
+	/* `text` is for people; absent for DIFFERS. Not on trial, it is tried again by itself. */
+	void (*on_setback)(struct mill_pool *pool, enum mill_setback setback, struct mill_span text,
+	                   void *context);
 	void (*on_outcome)(struct mill_executor *executor, const struct mill_outcome *outcome,
 	                   void *context);
 	void (*on_request)(struct mill_executor *executor, const struct mill_request *request,
@@ -52,17 +70,18 @@ struct mill_pool_options {
 	 */
 	void (*on_gone)(struct mill_executor *executor, const struct mill_executor_death *death,
 	                void *context);
-	/* Config or a handler does not load, before any executor ever did: `text` for people. */
-	void (*on_load_error)(struct mill_span text, void *context);
 	void *context;
 };
 
-/* Start `count` executors. A copy of the options is kept. */
+/* Start executors. A copy of the options is kept. */
 struct mill_pool *mill_pool_start(const struct mill_pool_options *options);
 
 /* Executors that can take deliveries, for walking: NULL ends. */
 struct mill_executor *mill_pool_next(struct mill_pool *pool, struct mill_executor *after);
 size_t mill_pool_ready_count(struct mill_pool *pool);
+/* How many it has when none is missing, and how many deliveries each may hold. */
+size_t mill_pool_count(const struct mill_pool *pool);
+size_t mill_pool_concurrency(const struct mill_pool *pool);
 /*
  * The extra executor for messages that run alone: started when `wanted`, ended when not. NULL while
  * there is none that is ready. It is not among those that mill_pool_next walks.
@@ -83,7 +102,10 @@ int mill_executor_pid(const struct mill_executor *executor);
 struct mill_buffer *mill_executor_out(struct mill_executor *executor);
 void mill_pool_flush(struct mill_pool *pool);
 
-/* Ask every executor to finish what it has and end; none is replaced any more. */
+/*
+ * Ask every executor to finish what it has and end, also from within a callback; none is replaced
+ * any more, and no setback is told.
+ */
 void mill_pool_drain(struct mill_pool *pool);
 /* Kill every executor; each is replaced unless the pool drains. */
 void mill_pool_kill(struct mill_pool *pool);

@@ -263,7 +263,7 @@ static void describe_signal(int number, int64_t status, struct mill_executor_dea
 }
 
 void mill_process_death(const struct mill_process *process, int64_t status, int signal_number,
-                        const struct mill_pool_options *limits, struct mill_executor_death *death)
+                        const struct mill_process_limits *limits, struct mill_executor_death *death)
 {
 	*death = (struct mill_executor_death){ 0 };
 	bool orderly_exit =

@@ -40,9 +40,11 @@ struct mill_process {
 	enum mill_process_state state;
 	enum mill_kill kill;
 	uint64_t killed_ticket; /* whom the kill was meant for; 0: nobody */
-	bool solo;              /* for messages that run alone; not one of options.count */
+	bool solo;              /* for messages that run alone; not one of the pool's count */
+	bool retiring;          /* READY, but a successor is on its way: it gets nothing more */
 	bool recycled;          /* drained to be replaced, not because the pool ends */
 	uint64_t started_ns, ready_ns;
+	uint64_t idle_ns;    /* DRAINING: since when it has been seen with nothing left to do */
 	uint64_t turns_seen; /* the pool's, while it looks for a sign of life */
 	unsigned silent_looks;
 
@@ -94,6 +96,14 @@ uint64_t mill_process_turns(const struct mill_process *process);
 /* Its resident memory, 0 when it has just ended. */
 size_t mill_process_memory_mb(const struct mill_process *process);
 
+/* Within which limits an executor stays, or is ended. */
+struct mill_process_limits {
+	double stall_secs, kill_grace_secs;
+	size_t max_memory_mb;    /* over it an executor is replaced; 0: no limit */
+	uint64_t max_deliveries; /* after so many it is replaced; 0: never */
+};
+
 /* What a death means: whose fault it was and what that delivery is told. */
 void mill_process_death(const struct mill_process *process, int64_t status, int signal_number,
-                        const struct mill_pool_options *limits, struct mill_executor_death *death);
+                        const struct mill_process_limits *limits,
+                        struct mill_executor_death *death);

@@ -556,6 +556,11 @@ void mill_link_reset(struct mill_link *link, const struct mill_err *err)
 	lose(link, err);
 }
 
+void mill_link_set_deadline(struct mill_link *link, double deadline_secs)
+{
+	link->options.deadline_secs = deadline_secs;
+}
+
 bool mill_link_is_up(const struct mill_link *link)
 {
 	return link->state == UP;

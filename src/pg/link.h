@@ -60,6 +60,9 @@ void mill_link_close(struct mill_link *link, void (*on_closed)(void *context), v
 /* Give this connection up and make a new one; `err` says why. Only when the link is up. */
 void mill_link_reset(struct mill_link *link, const struct mill_err *err);
 
+/* From the next exchange on. */
+void mill_link_set_deadline(struct mill_link *link, double deadline_secs);
+
 bool mill_link_is_up(const struct mill_link *link);
 /* Exchanges sent and not yet answered. */
 size_t mill_link_in_flight(const struct mill_link *link);

@@ -26,6 +26,7 @@
 ---@field max_payload_bytes? integer The largest payload, measured on its text as Postgres prints it. Default: 1048576 (bytes).
 ---@field migrate? boolean Create or upgrade the schema at start. Default: true.
 ---@field notify? boolean Listen for notifications; without, work is found by polling. Default: true.
+---@field watch? boolean Reload when config.lua, a handler or a file they require changes. Default: true.
 ---@field subscribe? table<string, string|(string|tidemill.Subscriber)[]|table<string, tidemill.Subscriber>> Which handlers get which topics.
 ---@field on_failed? string|tidemill.Handler|(string|tidemill.Subscriber)[]|table<string, tidemill.Subscriber> Which handlers are told of each dead letter of this app.
 ---@field around? string|tidemill.Middleware|(string|tidemill.Middleware)[] Middleware: functions that run around the handlers.
