@@ -115,7 +115,8 @@ describe("a listening connection", function()
     for _ = 1, 3 do
       local old, position = backend_of(app, "listen"), worker:position()
       app.db:query("select pg_terminate_backend($1::int)", old)
-      worker:wait_for("event=database_lost link=listen", 10, position)
+      worker:wait_for('event=database_lost link=listen error="terminating connection due to administrator command" '
+        .. "sqlstate=57P01", 10, position)
       wait_for_new_backend(app, old)
       assert_hears(app)
     end

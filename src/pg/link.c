@@ -67,6 +67,7 @@ struct mill_link {
 	char said[sizeof(((struct mill_err *)0)->message)]; /* the last trouble, said once */
 	bool told;                                          /* and the end of it will be */
 	struct mill_log_gates notices;
+	struct mill_err last_words; /* of the server, before it ended the connection */
 	void (*on_closed)(void *context);
 	void *closed_context;
 };
@@ -94,17 +95,35 @@ static void result_error(const PGresult *result, struct mill_err *err)
 		                  detail ? ": " : "", detail ? detail : "");
 }
 
-static void on_notice(void *context, const char *message)
+/*
+ * While nothing is in flight, the reason why the server ends the connection comes as a notice, and
+ * of the end itself libpq knows only that it was unexpected.
+ */
+static void on_notice(void *context, const PGresult *notice)
 {
 	struct mill_link *link = context;
 	struct mill_err text;
 	uint64_t skipped;
-	mill_err_set(&text, MILL_ERR_DATABASE, "%s", message);
+	const char *severity = PQresultErrorField(notice, PG_DIAG_SEVERITY_NONLOCALIZED);
+	if (severity != NULL &&
+	    (strcmp(severity, "FATAL") == 0 || strcmp(severity, "PANIC") == 0)) {
+		result_error(notice, &link->last_words);
+		return;
+	}
+	mill_err_set(&text, MILL_ERR_DATABASE, "%s", PQresultErrorMessage(notice));
 	if (!mill_log_gates(&link->notices, text.message, strlen(text.message), NOTICE_EVERY_SECS,
 	                    &skipped))
 		return;
 	mill_log(MILL_LOG_WARN, "server_notice", MILL_TEXT("link", link->options.name),
 	         MILL_TEXT("text", text.message), MILL_INT("skipped", skipped));
+}
+
+static void lose_as_told(struct mill_link *link)
+{
+	struct mill_err err = link->last_words;
+	if (err.kind == MILL_ERR_NONE)
+		mill_connect_describe(link->connection, &err);
+	lose(link, &err);
 }
 
 /* ---- exchanges ----------------------------------------------------------------------------- */
@@ -286,9 +305,7 @@ static void flush(struct mill_link *link)
 	link->flush_wanted = false;
 	int rest = PQflush(link->connection);
 	if (rest < 0) {
-		struct mill_err err;
-		mill_connect_describe(link->connection, &err);
-		lose(link, &err);
+		lose_as_told(link);
 		return;
 	}
 	bool want_write = rest > 0;
@@ -301,14 +318,12 @@ static void flush(struct mill_link *link)
 static void on_up_event(uv_poll_t *poll, int status, int events)
 {
 	struct mill_link *link = poll->data;
-	struct mill_err err;
 	if (status < 0 || ((events & UV_READABLE) && !PQconsumeInput(link->connection))) {
 		/* What the server said last (a FATAL and its reason) is still to be read. */
 		read_results(link);
-		if (link->state != PREPARING && link->state != UP)
-			return;
-		mill_connect_describe(link->connection, &err);
-		lose(link, &err);
+		read_notifications(link);
+		if (link->state == PREPARING || link->state == UP)
+			lose_as_told(link);
 		return;
 	}
 	read_results(link);
@@ -316,8 +331,7 @@ static void on_up_event(uv_poll_t *poll, int status, int events)
 	if (link->connection == NULL)
 		return;
 	if (PQstatus(link->connection) == CONNECTION_BAD) {
-		mill_connect_describe(link->connection, &err);
-		lose(link, &err);
+		lose_as_told(link);
 	} else if ((events & UV_WRITABLE) || link->flush_wanted) {
 		flush(link);
 	}
@@ -407,14 +421,13 @@ static void start_preparing(struct mill_link *link)
 {
 	link->state = PREPARING;
 	uv_timer_start(&link->timer, on_unprepared, PREPARE_DEADLINE_MS, 0);
-	PQsetNoticeProcessor(link->connection, on_notice, link);
+	link->last_words.kind = MILL_ERR_NONE;
+	PQsetNoticeReceiver(link->connection, on_notice, link);
 	link->watching_write = false;
 	if (PQsetnonblocking(link->connection, 1) != 0 || !PQenterPipelineMode(link->connection) ||
 	    mill_watch_start(&link->watch, link->options.loop, PQsocket(link->connection),
 	                     UV_READABLE, on_up_event, link) != 0) {
-		struct mill_err err;
-		mill_connect_describe(link->connection, &err);
-		lose(link, &err);
+		lose_as_told(link);
 		return;
 	}
 	link->to_prepare = 0;
