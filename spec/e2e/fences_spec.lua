@@ -355,6 +355,35 @@ describe("a program that a handler starts and does not wait for", function()
     app:wait_until(function() return sleeps() == 0 end, 30, "they have ended")
   end)
 
+  it("has no descriptor of the worker's", function()
+    local app = journal.app { handlers = { work = [[
+      local pipe = io.popen "ls -l /proc/self/fd"
+      for line in pipe:lines() do
+        local fd, target = line:match " (%d+) %-> (.*)$"
+        if fd then journal.note(fd .. " " .. target) end
+      end
+      pipe:close()
+    ]] }, config = { subscribe = { t = "work" } } }
+    app:start()
+    journal.wait_for_status(app, journal.publish(app, "t"), "done")
+    local list = {}
+    for _, line in ipairs(journal.notes(app)) do
+      local fd, target = line:match "^(%d+) (.*)$"
+      list[tonumber(fd)] = target
+    end
+    -- The fourth is the folder that ls lists.
+    assert.equal(3, #list)
+    assert.equal("/dev/null", list[0])
+    assert.matches("^pipe:", list[1])
+    assert.matches("^/proc/", list[3])
+  end)
+
+  it("ends with `tidemill call`", function()
+    local app = journal.app { handlers = { work = BODY }, config = {}, database = false }
+    app:must_run("call", "work")
+    app:wait_until(function() return sleeps() == 0 end, 30, "they have ended")
+  end)
+
   it("ends with an executor that ends in order", function()
     local app = start_app()
     journal.wait_for_status(app, journal.publish(app, "t"), "done")
