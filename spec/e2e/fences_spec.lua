@@ -38,7 +38,7 @@ local function start(bad, options)
     config = options.config or [[return { subscribe = { t = { "bad", "good",
       collect = function() collectgarbage() collectgarbage() end } } }]],
     handlers = { bad = handler(bad), good = handler(GOOD), lazy = "return 'lazy'", late = options.late },
-    env = options.env,
+    descriptors = options.descriptors,
   }
 end
 
@@ -209,6 +209,18 @@ describe("a handler that", function()
   it("leaves nothing of what it stopped while it was loaded", function()
     local run = start("", { config = "collectgarbage 'stop' return { subscribe = { t = { 'bad', 'good' } } }" })
     assert_good(run)
+  end)
+
+  it("fails for want of files takes none from the next, whatever opened them", function()
+    local run = start([[
+      local files = {}
+      for i = 1, payload.n do files[i] = assert(io.tmpfile()) end
+    ]], { descriptors = 200 })
+    for _ = 1, 2 do
+      assert.matches("Too many open files", run:handle({ to = "bad", payload = '{"n": 1000}' }).error)
+      local outcome = run:handle { to = "bad", payload = '{"n": 50}' }
+      assert.equal("done", outcome.kind, outcome.error)
+    end
   end)
 
   it("leaves pipes to programs open neither waits for them nor leaves them running", function()

@@ -11,9 +11,10 @@
 #include "core/uuid.h"
 #include "executor/fence.h"
 
-#define ERROR_TEXT_MAX (16 * 1024)      /* bytes of an outcome's error; the ledger keeps fewer */
-#define MEMORY_TEXT "not enough memory" /* LuaJIT's own words */
-#define QUICK_NS 1000000                /* a handler that holds the processor for less is quick */
+#define ERROR_TEXT_MAX (16 * 1024)       /* bytes of an outcome's error; the ledger keeps fewer */
+#define MEMORY_TEXT "not enough memory"  /* LuaJIT's own words */
+#define FILES_TEXT "Too many open files" /* strerror's, in whatever a library says around them */
+#define QUICK_NS 1000000                 /* a handler that holds the processor for less is quick */
 #define DELAY_MAX_SECS (366.0 * 86400)
 
 /* ---- the end of a delivery ---------------------------------------------------------------- */
@@ -68,9 +69,16 @@ static int l_collect(lua_State *L)
 }
 
 /*
- * LuaJIT does not collect when memory runs out, it raises. What the handler held is garbage now,
- * and unless it goes every later delivery fails too.
+ * LuaJIT does not collect when memory runs out, it raises; of open files it knows nothing. What the
+ * handler held is garbage now, and unless it goes every later delivery fails too.
  */
+static bool is_exhaustion(struct mill_span error)
+{
+	return error.data != NULL &&
+	       (strcmp(error.data, MEMORY_TEXT) == 0 ||
+	        memmem(error.data, error.len, FILES_TEXT, strlen(FILES_TEXT)) != NULL);
+}
+
 static void collect_if_exhausted(struct mill_tasks *tasks, bool exhausted)
 {
 	struct mill_err err = MILL_ERR_INIT;
@@ -87,7 +95,7 @@ static void finish_returned(struct mill_task *task)
 		error.data = lua_tolstring(task->co, 1, &error.len);
 	if (lua_gettop(task->co) > 1)
 		task->result.data = lua_tolstring(task->co, 2, &task->result.len);
-	bool exhausted = error.data != NULL && strcmp(error.data, MEMORY_TEXT) == 0;
+	bool exhausted = is_exhaustion(error);
 	finish(task, error.data ? MILL_OUTCOME_RAISED : MILL_OUTCOME_DONE, 0, error);
 	task->result = MILL_SPAN_NONE;
 	lua_settop(task->co, 0);
