@@ -11,8 +11,7 @@ local publication = require "tidemill.publication"
 local render = require "tidemill.render"
 
 -- A handler may have changed the library's tables.
-local error, setmetatable, type, xpcall = error, setmetatable, type, xpcall
-local getmetatable = debug.getmetatable
+local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
 local format = string.format
 local encode, take = host.encode, host.take
 local raised = render.raised
@@ -21,12 +20,13 @@ local INFO = 1
 
 local Context = {}
 Context.__index = Context
--- Of all contexts: nobody gets hold of it.
-Context.__metatable = "ctx"
+-- All contexts share it, so nobody gets hold of it: this is what they get.
+local SEAL = {}
+Context.__metatable = SEAL
 
 -- Why `self` cannot be used in a method called `name`, or nothing.
 local function misuse(self, name)
-  if type(self) ~= "table" or getmetatable(self) ~= Context then
+  if type(self) ~= "table" or getmetatable(self) ~= SEAL then
     return format("call it with a colon, ctx:%s(…)", name)
   end
   if not host.owns(self.message_id) then
