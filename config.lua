@@ -19,6 +19,8 @@ return {
   -- How much at once.
   -- executors = 0,                   -- processes that run handlers; 0: one per core
   -- concurrency = 64,                -- deliveries in flight per executor
+  -- sql_connections = 4,             -- database connections of an executor, for its handlers
+  -- sql_idle_secs = 60,              -- one that is unused for so long is closed
   -- batch = 100,                     -- most messages one claim takes
   -- max_payload_bytes = 1048576,     -- of the JSON text, as Postgres prints it
   -- max_memory_mb = 512,             -- of an executor; over it, it is replaced; 0: no limit

@@ -11,6 +11,8 @@ local http = require "tidemill.http"
 local json = require "tidemill.json"
 local log = require "tidemill.log"
 local publication = require "tidemill.publication"
+local handler_sql = require "tidemill.handler_sql"
+local sql = require "tidemill.sql"
 
 local error = error
 
@@ -40,6 +42,33 @@ function tidemill.publish(topic, payload, options)
     error(wrong, 2)
   end
   return published
+end
+
+-- Publishes a list of messages, { topic = …, payload = …, options … } each, in one statement and a
+-- transaction of its own. Returns the results in its order.
+function tidemill.publish_many(list)
+  local published, wrong = sql.publish_many(handler_sql.engine(), nil, list)
+  if not published then
+    sql.raise("tidemill.publish_many", wrong, 2)
+  end
+  handler_sql.tell_unwanted(published)
+  return published
+end
+
+-- One SQL statement with the arguments $1 …. Returns a list of rows, which are tables by column name,
+-- with `affected` (how many rows it wrote or read) and `fields` (the names of the columns).
+function tidemill.query(text, ...)
+  local rows, wrong = sql.ask(handler_sql.engine(), nil, text, ...)
+  if not rows then
+    sql.raise("tidemill.query", wrong, 2)
+  end
+  return rows
+end
+
+-- Calls `fn(tx)` in a transaction: committed when it returns, rolled back when it raises. Returns what
+-- `fn` returned.
+function tidemill.transaction(fn, options)
+  return handler_sql.transaction("tidemill.transaction", fn, options)
 end
 
 -- Lets other deliveries run for so long. 0 lets those run that are ready.

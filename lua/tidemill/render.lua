@@ -6,7 +6,8 @@
 local host = require "tidemill.host"
 
 -- A handler may have changed the library's tables.
-local pcall, rawget, tostring, type = pcall, rawget, tostring, type
+local pcall, rawequal, rawget, setmetatable, tostring, type = pcall, rawequal, rawget, setmetatable, tostring, type
+local running = coroutine.running
 local getmetatable, traceback = debug.getmetatable, debug.traceback
 local find, format, gsub = string.find, string.format, string.gsub
 local match, sub = string.match, string.sub
@@ -93,9 +94,24 @@ local function without_internals(text, trace)
   return text .. trace
 end
 
+-- Of each coroutine the last error that was caught to be raised again, and where it came from.
+local remembered = setmetatable({}, { __mode = "k" })
+
+-- A message handler for what catches an error only to raise it again unchanged: the traceback that
+-- is shown in the end is that of the place where it was raised first.
+function render.remember(value)
+  remembered[running() or remembered] = { value = value, trace = traceback("", 2) }
+  return value
+end
+
 -- The message handler of a delivery: the error with the traceback of its place.
 function render.raised(value)
-  return without_internals(render.value(value), traceback("", 2))
+  local trace, earlier = traceback("", 2), remembered[running() or remembered]
+  if earlier and rawequal(earlier.value, value) then
+    trace = earlier.trace
+  end
+  remembered[running() or remembered] = nil
+  return without_internals(render.value(value), trace)
 end
 
 -- `text` with the traceback of a suspended coroutine.

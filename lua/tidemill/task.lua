@@ -6,6 +6,7 @@
 local host = require "tidemill.host"
 local argument = require "tidemill.argument"
 local await = require "tidemill.await"
+local handler_sql = require "tidemill.handler_sql"
 local log = require "tidemill.log"
 local publication = require "tidemill.publication"
 local render = require "tidemill.render"
@@ -14,7 +15,7 @@ local render = require "tidemill.render"
 local error, getmetatable, setmetatable, type, xpcall = error, getmetatable, setmetatable, type, xpcall
 local format = string.format
 local encode, take = host.encode, host.take
-local raised = render.raised
+local finish, raised = handler_sql.finish, render.raised
 
 local INFO = 1
 
@@ -71,6 +72,16 @@ function Context:publish(topic, payload, options)
   if wrong then
     refuse("publish", wrong)
   end
+end
+
+-- Calls `fn(tx)` in a transaction that marks this message `done` too: what it does in this database
+-- happens exactly once. The delivery ends with it; what raises, rolls back and raises here.
+function Context:finish(fn, options)
+  local wrong = misuse(self, "finish")
+  if wrong then
+    refuse("finish", wrong)
+  end
+  return finish("ctx:finish", fn, options)
 end
 
 -- A line in the log that names this message.

@@ -148,6 +148,41 @@ describe("docs/handlers.md", function()
   end)
 end)
 
+describe("docs/handlers.md", function()
+  it("shows handlers that work in the database", function()
+    local app = app_with_all {}
+    app.db:exec [[
+      create table orders (id int primary key, shipped_at timestamptz, parcel jsonb, customer text);
+      create table users (mail text constraint one_mail primary key);
+      create table account (id int primary key, cents int8);
+      create table page (name text primary key, visits int default 0);
+      insert into orders values (7, null, null, 'ann');
+      insert into users values ('ann@example.org');
+      insert into account values (1, 500), (2, 0);
+      insert into page values ('home')]]
+    local worker = app:start()
+    for topic, payload in pairs {
+      mark_shipped = '{"id": 7, "sizes": []}',
+      add_user = '{"mail": "ann@example.org"}',
+      move_money = '{"from": 1, "to": 2, "cents": 200}',
+      count_visit = '{"page": "home"}',
+      invite = '{"guests": ["a", "b"]}',
+    } do
+      app:must_run("publish", topic, payload)
+    end
+    app:wait_until(function()
+      return app.db:value "select count(*) from tidemill.queue_message where status in ('done', 'discarded')" == "10"
+    end, 30, "the messages and what they published are finished")
+    assert.equal('{"gift": null, "sizes": []}', app.db:value "select parcel from orders")
+    assert.equal("there is such a user: one_mail", app:ledger("topic = 'add_user'")[1].error)
+    assert.equal("300,200", app.db:value "select string_agg(cents::text, ',' order by id) from account")
+    assert.equal("1", app.db:value "select visits from page")
+    assert.equal("mail.wanted,mail.wanted,money.moved,order.shipped,visit.counted", app.db:value [[
+      select string_agg(topic, ',' order by topic) from tidemill.queue_message where subscriber = '']])
+    assert.truthy(worker:stderr():find("text=moved left=300", 1, true), worker:stderr())
+  end)
+end)
+
 describe("README.md", function()
   it("shows an app that is whole: what it publishes has a subscriber", function()
     local app = tidemill.app {}

@@ -47,6 +47,8 @@ local OUTCOMES = {
   [lib.MILL_OUTCOME_SNOOZE] = "snooze",
   [lib.MILL_OUTCOME_DISCARD] = "discard",
   [lib.MILL_OUTCOME_RETURNED] = "returned",
+  [lib.MILL_OUTCOME_FINISHED] = "finished",
+  [lib.MILL_OUTCOME_LOST] = "lost",
 }
 
 local executor = {}
@@ -242,7 +244,8 @@ end
 -- ---- what a runtime does ------------------------------------------------------------------------
 
 function Run:send_load(mode, path, call)
-  local load = ffi.new("struct mill_load", MODES[mode], self.generation, span(path), span(call))
+  local load = ffi.new("struct mill_load", MODES[mode], self.generation, span(path), span(call),
+    span(self.database))
   lib.mill_load_write(self.output, load)
   self:flush()
 end
@@ -273,6 +276,7 @@ function Run:prepare(fields)
   deliver.headers = span(fields.headers)
   deliver.payload = span(fields.payload or "{}")
   deliver.wants_result = fields.wants_result or false
+  deliver.fence = span(fields.fence)
   lib.mill_deliver_write(self.output, deliver)
   return tonumber(deliver.ticket)
 end
@@ -399,6 +403,7 @@ function executor.spawn(options)
     output = ffi.gc(ffi.new "struct mill_buffer", lib.mill_buffer_free),
     chunk = ffi.new "char[65536]",
     generation = options.generation or 1,
+    database = options.database,
     tickets = 0,
     outcome_count = 0,
     outcomes = {},

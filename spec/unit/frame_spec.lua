@@ -50,29 +50,31 @@ end
 local frames = {
   LOAD = {
     kind = 1, struct = "struct mill_load", write = lib.mill_load_write, read = lib.mill_load_read,
-    example = { mode = 1, generation = 4294967295, config_path = span "dir/config.lua", call = span "crm.sync" },
+    example = { mode = 1, generation = 4294967295, config_path = span "dir/config.lua", call = span "crm.sync",
+      database = span "host=a password=b", database_yields = true, plain_table = true },
     fields = function(load)
-      return { tonumber(load.mode), load.generation, text_of(load.config_path), text_of(load.call) }
+      return { tonumber(load.mode), load.generation, text_of(load.config_path), text_of(load.call),
+        text_of(load.database), load.database_yields, load.plain_table }
     end,
-    expected = { 1, 4294967295, "dir/config.lua", "crm.sync" },
+    expected = { 1, 4294967295, "dir/config.lua", "crm.sync", "host=a password=b", true, true },
   },
   DELIVER = {
     kind = 2, struct = "struct mill_deliver", write = lib.mill_deliver_write, read = lib.mill_deliver_read,
     example = {
       ticket = 0xfedcba9876543210ULL, lane = 7, id = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 255 },
       attempts = 3, max_attempts = 9, priority = -9, created_at = -1LL, published_by = span "",
-      headers = span(nil), payload = span "{\"a\0\": 1}", wants_result = true,
+      headers = span(nil), payload = span "{\"a\0\": 1}", wants_result = true, fence = span "host-1-a#7",
     },
     fields = function(deliver)
       return {
         tostring(deliver.ticket), deliver.lane, ffi.string(deliver.id, 16), deliver.attempts, deliver.max_attempts,
         deliver.priority, tostring(deliver.created_at), text_of(deliver.published_by), tostring(deliver.headers.data),
-        text_of(deliver.payload), deliver.wants_result,
+        text_of(deliver.payload), deliver.wants_result, text_of(deliver.fence),
       }
     end,
     expected = {
       "18364758544493064720ULL", 7, "\1\2\3\4\5\6\7\8\9\10\11\12\13\14\15\255", 3, 9, -9, "-1LL", "",
-      "cdata<const char *>: NULL", "{\"a\0\": 1}", true,
+      "cdata<const char *>: NULL", "{\"a\0\": 1}", true, "host-1-a#7",
     },
   },
   CANCEL = {
@@ -218,7 +220,7 @@ describe("a frame's body", function()
     local body = write(frames.OUTCOME):sub(7)
     for kind = 0, 255 do
       local reader, memory = reader_of(body:sub(1, 8) .. string.char(kind) .. body:sub(10))
-      assert.equal(kind <= 5 and 0 or -1, (read(frames.OUTCOME, reader)))
+      assert.equal(kind <= 7 and 0 or -1, (read(frames.OUTCOME, reader)))
       assert.is_truthy(memory)
     end
   end)

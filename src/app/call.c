@@ -198,6 +198,8 @@ int mill_call_run(const struct mill_call_options *options, struct mill_call_resu
 		.mode = MILL_LOAD_HANDLERS,
 		.config_path = MILL_SPAN(path),
 		.call = pair ? MILL_SPAN_NONE : MILL_SPAN(options->handler),
+		.database = options->database ? MILL_SPAN(options->database) : MILL_SPAN_NONE,
+		.database_yields = options->database_yields,
 	};
 	struct mill_manifest manifest;
 	enum mill_talk_event event =

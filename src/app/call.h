@@ -11,6 +11,8 @@
 
 struct mill_call_options {
 	const char *config_path;
+	const char *database; /* where the handler's SQL goes; NULL: as the config says */
+	bool database_yields; /* one that the config names goes before it */
 	/*
 	 * A subscriber's name, TOPIC/SUBSCRIBER where several topics have such a one, or a module's
 	 * name, subscribed or not.

@@ -237,6 +237,8 @@ static struct generation *start_generation(struct mill_reload *reload, uint32_t 
 		.loop = reload->options.loop,
 		.program = mill_load_program(),
 		.config_path = reload->options.config_path,
+		.database = reload->options.database,
+		.plain_table = reload->options.plain_table,
 		.generation = number,
 		.settings = settings,
 		.on_manifest = on_manifest,
@@ -363,6 +365,7 @@ struct mill_reload *mill_reload_start(const struct mill_reload_options *options)
 	struct mill_reload *reload = mill_calloc(1, sizeof(*reload));
 	reload->options = *options;
 	reload->options.config_path = mill_strdup(options->config_path);
+	reload->options.database = options->database ? mill_strdup(options->database) : NULL;
 	MILL_ASSERT(uv_timer_init(options->loop, &reload->pause) == 0);
 	reload->serving = start_generation(reload, 1, &options->settings->settings);
 	return reload;
@@ -375,6 +378,7 @@ static void check_closed(struct mill_reload *reload)
 	void (*on_closed)(void *) = reload->on_closed;
 	void *context = reload->closed_context;
 	free((char *)reload->options.config_path);
+	free((char *)reload->options.database);
 	free(reload->reason);
 	free(reload->next_reason);
 	free(reload->said);

@@ -16,6 +16,8 @@ struct mill_reload;
 struct mill_reload_options {
 	uv_loop_t *loop;
 	const char *config_path;
+	const char *database; /* of every pool: as in mill_pool_options */
+	bool plain_table;
 	const char *only;                     /* as in mill_runtime_options */
 	const struct mill_manifest *settings; /* as config alone gave it; read during the start */
 

@@ -338,6 +338,9 @@ static void start_reload(struct mill_runtime *runtime)
 	struct mill_reload_options options = {
 		.loop = runtime->options.loop,
 		.config_path = runtime->options.config_path,
+		.database = runtime->options.database ? runtime->options.database
+		                                      : runtime->settings.settings.database,
+		.plain_table = runtime->options.shape == MILL_SHAPE_PLAIN,
 		.only = runtime->options.only,
 		.settings = &runtime->settings,
 		.on_ready = on_executor_ready,

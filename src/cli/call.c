@@ -1,5 +1,6 @@
 /* `tidemill call`: one handler, once, without the queue. */
 #include "app/call.h"
+#include "app/devdb.h"
 
 #include <stdio.h>
 
@@ -17,6 +18,7 @@ static int print_result(const struct mill_call_result *result)
 	char what[80];
 	switch (result->kind) {
 	case MILL_OUTCOME_DONE:
+	case MILL_OUTCOME_FINISHED:
 		if (result->publications != NULL)
 			fprintf(stderr, "tidemill: published nothing, there is no queue here: %s\n",
 			        result->publications);
@@ -34,6 +36,7 @@ static int print_result(const struct mill_call_result *result)
 		return tell("the handler discarded the message: ", result->error);
 	case MILL_OUTCOME_RAISED:
 	case MILL_OUTCOME_RETURNED:
+	case MILL_OUTCOME_LOST:
 		break;
 	}
 	return tell("", result->error ? result->error : "the handler was not started");
@@ -50,8 +53,13 @@ int mill_cli_call(struct mill_cli *cli)
 	    mill_cli_check_json(payload.data, payload.len, &err) != 0) {
 		code = mill_cli_fail(&err);
 	} else {
+		/* The server of `tidemill dev`, where nobody names another. */
+		char *folder = mill_cli_folder(cli), *closed = NULL;
+		char *found = cli->database ? NULL : mill_devdb_find(folder, &closed);
 		struct mill_call_options options = {
 			.config_path = cli->config_path,
+			.database = cli->database ? cli->database : found,
+			.database_yields = cli->database == NULL,
 			.handler = cli->operands[0],
 			.payload = { payload.data, payload.len },
 			.load_secs = MILL_CLI_LOAD_SECS,
@@ -65,6 +73,9 @@ int mill_cli_call(struct mill_cli *cli)
 			mill_cli_tell_problems(&problems, &err);
 			code = mill_cli_fail(&err);
 		}
+		free(closed);
+		free(found);
+		free(folder);
 	}
 	mill_buffer_free(&payload);
 	mill_buffer_free(&problems);

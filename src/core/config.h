@@ -25,9 +25,11 @@ struct mill_settings {
 	char *database;        /* NULL: PG* variables */
 	char *listen_database; /* NULL: as database */
 	char *schema, *table, *prefix;
-	char *handlers;      /* folder, relative to config.lua */
-	int64_t executors;   /* 0: one per core */
-	int64_t concurrency; /* deliveries in flight per executor */
+	char *handlers;          /* folder, relative to config.lua */
+	int64_t executors;       /* 0: one per core */
+	int64_t concurrency;     /* deliveries in flight per executor */
+	int64_t sql_connections; /* per executor, for what handlers query */
+	double sql_idle_secs;
 	int64_t batch;
 	double poll_secs;
 	int64_t lease_secs;

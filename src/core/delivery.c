@@ -84,6 +84,12 @@ void mill_delivery_conclude(struct mill_delivery *delivery, const struct mill_ou
 		delivery->settlement = MILL_SETTLE_PENDING;
 		delivery->refund = true;
 		break;
+	case MILL_OUTCOME_FINISHED:
+	case MILL_OUTCOME_LOST:
+		delivery->settlement = MILL_SETTLE_DONE;
+		delivery->written = outcome->kind == MILL_OUTCOME_FINISHED;
+		delivery->lost = outcome->kind == MILL_OUTCOME_LOST;
+		break;
 	}
 	/* The dead letter and the retry say why, whatever the handler raised. */
 	bool silent = delivery->error == NULL || delivery->error[0] == '\0';

@@ -16,6 +16,9 @@ void mill_load_write(struct mill_buffer *out, const struct mill_load *load)
 	mill_write_u32(out, load->generation);
 	mill_write_span(out, load->config_path);
 	mill_write_span(out, load->call);
+	mill_write_span(out, load->database);
+	mill_write_u8(out, load->database_yields);
+	mill_write_u8(out, load->plain_table);
 	mill_frame_end(out, at);
 }
 
@@ -25,6 +28,9 @@ int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill
 	load->generation = mill_read_u32(body);
 	load->config_path = mill_read_span(body);
 	load->call = mill_read_span(body);
+	load->database = mill_read_span(body);
+	load->database_yields = mill_read_u8(body) != 0;
+	load->plain_table = mill_read_u8(body) != 0;
 	return finish(body, "LOAD", err);
 }
 
@@ -55,6 +61,7 @@ void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deli
 	mill_write_span(out, deliver->headers);
 	mill_write_span(out, deliver->payload);
 	mill_write_u8(out, deliver->wants_result);
+	mill_write_span(out, deliver->fence);
 	mill_frame_end(out, at);
 }
 
@@ -79,6 +86,7 @@ int mill_deliver_read(struct mill_reader *body, struct mill_deliver *deliver, st
 	deliver->headers = mill_read_span(body);
 	deliver->payload = mill_read_span(body);
 	deliver->wants_result = mill_read_u8(body) != 0;
+	deliver->fence = mill_read_span(body);
 	return finish(body, "DELIVER", err);
 }
 

@@ -20,6 +20,9 @@ struct mill_load {
 	struct mill_span config_path; /* as the user named it */
 	struct mill_span call;        /* HANDLERS: a name that must be a subscriber's or a module's;
 	                                 a module without a subscription gets one. Or absent */
+	struct mill_span database;    /* where handlers' SQL goes; absent: as the config says */
+	bool database_yields;         /* one that the config names goes before it */
+	bool plain_table;             /* the ledger is a table of another program */
 };
 void mill_load_write(struct mill_buffer *out, const struct mill_load *load);
 int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill_err *err);
@@ -41,6 +44,7 @@ struct mill_deliver {
 	struct mill_span headers;      /* JSON object or absent */
 	struct mill_span payload;      /* JSON text as Postgres prints it */
 	bool wants_result;             /* what the handler returns is to come with the outcome */
+	struct mill_span fence;        /* claimed_by of its row, for ctx:finish; absent: no row */
 };
 void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver);
 /* Change the lane in a DELIVER frame that `out` holds alone. */
@@ -56,8 +60,10 @@ enum mill_outcome_kind {
 	MILL_OUTCOME_DISCARD,  /* ctx:discard */
 	MILL_OUTCOME_RETURNED, /* never started (the executor drains): back now, the attempt not
 	                          counted */
+	MILL_OUTCOME_FINISHED, /* ctx:finish: done, and the executor has written that already */
+	MILL_OUTCOME_LOST,     /* ctx:finish found that the lease is lost: nothing to write */
 };
-#define MILL_OUTCOME_LAST MILL_OUTCOME_RETURNED
+#define MILL_OUTCOME_LAST MILL_OUTCOME_LOST
 struct mill_outcome {
 	uint64_t ticket;
 	enum mill_outcome_kind kind;

@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "core/killpoint.h"
 #include "core/log.h"
+#include "executor/op_sql.h"
 #include "executor/task.h"
 
 #define READ_SIZE (64 * 1024)
@@ -133,6 +134,20 @@ static void on_turn(uv_prepare_t *turn)
 
 /* ---- frames in ---------------------------------------------------------------------------- */
 
+/* Where the SQL of handlers goes. */
+static void open_database(struct executor *executor, const struct mill_load *load)
+{
+	const struct mill_settings *settings = &executor->loaded.manifest.settings;
+	struct mill_sql_options options = {
+		.database = load->database,
+		.settings = settings,
+		.plain_table = load->plain_table,
+	};
+	if (settings->database != NULL && (load->database.data == NULL || load->database_yields))
+		options.database = MILL_SPAN(settings->database);
+	mill_sql_open(&executor->tasks.ops, &options);
+}
+
 static int on_load(struct executor *executor, struct mill_frame *frame, struct mill_err *err)
 {
 	struct mill_load load;
@@ -144,6 +159,7 @@ static int on_load(struct executor *executor, struct mill_frame *frame, struct m
 	struct mill_buffer problems = { 0 };
 	if (mill_load_run(&executor->vm, &load, &executor->loaded, &problems) == 0) {
 		executor->load_ok = true;
+		open_database(executor, &load);
 		mill_manifest_write(&executor->out, &executor->loaded.manifest);
 	} else {
 		mill_load_error_write(&executor->out,

@@ -187,6 +187,12 @@ static int l_run(lua_State *L)
 	}
 	lua_pop(L, 1);
 	mill_manifest_sort(&loading->loaded->manifest);
+	mill_vm_push_host(L);
+	lua_pushstring(L, loading->loaded->manifest.settings.schema);
+	lua_setfield(L, -2, "schema");
+	lua_pushboolean(L, loading->load->plain_table);
+	lua_setfield(L, -2, "plain_table");
+	lua_pop(L, 1);
 	if (handlers) {
 		order_lanes(L, &loading->loaded->manifest);
 		loading->loaded->lanes_ref = luaL_ref(L, LUA_REGISTRYINDEX);

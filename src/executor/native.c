@@ -12,6 +12,7 @@
 #include "executor/json.h"
 #include "executor/json_number.h"
 #include "executor/json_value.h"
+#include "executor/sql_value.h"
 
 /* Kept between calls of encode; a larger one is given back after the call. */
 #define KEPT_BYTES (1024 * 1024)
@@ -180,6 +181,8 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 		lua_pushcfunction(L, functions[i].func);
 		lua_setfield(L, -2, functions[i].name);
 	}
+	mill_sql_push_encoder(L);
+	lua_setfield(L, -2, "arguments");
 	push_encode(L);
 	lua_setfield(L, -2, "encode");
 	mill_json_push_null(L);

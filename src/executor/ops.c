@@ -7,6 +7,7 @@
 #include "executor/http_client.h"
 #include "executor/json.h"
 #include "executor/op_http.h"
+#include "executor/op_sql.h"
 
 /* The longest sleep. lua/tidemill/init.lua names the same limit in its message. */
 #define SLEEP_MAX_SECS (366.0 * 86400)
@@ -118,6 +119,9 @@ const struct mill_op *mill_op_find(const char *name)
 	for (size_t i = 0; i < MILL_COUNT(ops_table); i++)
 		if (strcmp(ops_table[i].name, name) == 0)
 			return &ops_table[i];
+	for (size_t i = 0; mill_sql_ops[i].name != NULL; i++)
+		if (strcmp(mill_sql_ops[i].name, name) == 0)
+			return &mill_sql_ops[i];
 	return NULL;
 }
 
@@ -134,6 +138,7 @@ void mill_ops_close(struct mill_ops *ops)
 	if (ops->http != NULL)
 		mill_http_client_close(ops->http);
 	ops->http = NULL;
+	mill_sql_close(ops);
 }
 
 void mill_ops_fini(struct mill_ops *ops)
@@ -154,6 +159,7 @@ void mill_wait_close(struct mill_wait *wait)
 {
 	MILL_ASSERT(wait->op == NULL);
 	wait->ops->slots[wait->slot] = NULL;
+	mill_sql_use_free(wait);
 	uv_close((uv_handle_t *)&wait->timer, NULL);
 }
 
@@ -173,4 +179,11 @@ void mill_wait_cancel(struct mill_wait *wait)
 		return;
 	wait->op->cancel(wait);
 	wait->op = NULL;
+}
+
+void mill_wait_release(struct mill_wait *wait)
+{
+	MILL_ASSERT(wait->op == NULL);
+	if (wait->sql != NULL)
+		mill_sql_release(wait);
 }

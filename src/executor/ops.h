@@ -13,10 +13,14 @@
 #include <lua.h>
 #include <uv.h>
 
+#include "core/log.h"
 #include "core/message.h"
+#include "executor/host.h"
 
 struct mill_http_client;
 struct mill_transfer;
+struct mill_clients;
+struct mill_sql_use;
 struct mill_wait;
 
 struct mill_op {
@@ -49,6 +53,12 @@ struct mill_ops {
 	uint32_t slot_count;
 	uint32_t requests;             /* sent so far */
 	struct mill_http_client *http; /* NULL until the first request */
+
+	/* op_sql's: set when the settings are known; NULL before. */
+	struct mill_clients *clients;
+	const char *finish_sql, *finish_publishing_sql; /* the latter NULL: it cannot be done */
+	uint64_t transactions;                          /* begun so far */
+	struct mill_log_gates orphans;
 };
 
 void mill_ops_init(struct mill_ops *ops, uv_loop_t *loop, struct mill_buffer *out,
@@ -72,12 +82,23 @@ struct mill_wait {
 	/* On whose behalf; set by the task before start. */
 	uint64_t ticket;
 	struct mill_span published_by;
+	struct mill_span fence; /* claimed_by of its row; absent: it has none */
+	const struct mill_speaker *speaker;
+	struct mill_buffer *publications; /* what goes with its `done`: `[item,item` */
+
+	/*
+	 * Set by an op before wake: the delivery is over, and its handler is not to be resumed.
+	 * `reply` is then the error of RAISED.
+	 */
+	bool ends;
+	enum mill_outcome_kind ending;
 
 	/* The ops' own. */
 	uv_timer_t timer;
 	uint32_t slot;
 	uint64_t request; /* 0: none is out */
 	struct mill_transfer *transfer;
+	struct mill_sql_use *sql; /* NULL: never used */
 };
 
 /* Takes a slot and a timer for the life of the wait. */
@@ -95,3 +116,5 @@ int mill_wait_start(struct mill_wait *wait, const struct mill_op *op, lua_State 
 void mill_wait_finish(struct mill_wait *wait, bool failed, struct mill_span reply);
 /* Cancel the op it is on, if any. */
 void mill_wait_cancel(struct mill_wait *wait);
+/* The delivery is over: give back what it still holds. On no op. */
+void mill_wait_release(struct mill_wait *wait);

@@ -49,7 +49,11 @@ static void finish(struct mill_task *task, enum mill_outcome_kind kind, double d
 		.error = error.data ? cut_error(error) : MILL_SPAN_NONE,
 		.result = task->result,
 	};
-	if (kind == MILL_OUTCOME_DONE && task->publications.len > 0) {
+	mill_wait_release(&task->wait);
+	/* What ctx:finish published is in the database already, unless there is none. */
+	bool publishes = kind == MILL_OUTCOME_DONE ||
+	                 (kind == MILL_OUTCOME_FINISHED && task->wait.fence.data == NULL);
+	if (publishes && task->publications.len > 0) {
 		mill_buffer_text(&task->publications, "]");
 		outcome.publications =
 		        (struct mill_span){ task->publications.data, task->publications.len };
@@ -206,6 +210,8 @@ static int end_delivery(struct mill_task *task, const struct ending *ending, str
 }
 
 static void start_limit(struct mill_task *task);
+static struct mill_span with_traceback(struct mill_task *task, struct mill_span text,
+                                       struct mill_buffer *shown);
 static void finish_stray(struct mill_task *task);
 
 /*
@@ -253,9 +259,24 @@ static void run(struct mill_task *task, int arguments)
 	}
 }
 
+/* The op has ended the delivery. */
+static void finish_by_op(struct mill_task *task)
+{
+	struct mill_buffer shown = { 0 };
+	struct mill_span error = task->wait.reply;
+	if (error.data != NULL)
+		error = with_traceback(task, error, &shown);
+	task->wait.ends = false;
+	finish(task, task->wait.ending, 0, error);
+	discard_coroutine(task);
+	mill_buffer_free(&shown);
+}
+
 static void on_wake(struct mill_wait *wait)
 {
 	struct mill_task *task = mill_container_of(wait, struct mill_task, wait);
+	if (wait->ends)
+		return finish_by_op(task);
 	lua_settop(task->co, 0);
 	run(task, 0);
 }
@@ -411,6 +432,13 @@ void mill_tasks_deliver(struct mill_tasks *tasks, const struct mill_deliver *del
 	        task->published_by.len > 0
 	                ? (struct mill_span){ task->published_by.data, task->published_by.len }
 	                : MILL_SPAN("");
+	task->fence.len = 0;
+	mill_buffer_bytes(&task->fence, deliver->fence.data, deliver->fence.len);
+	task->wait.fence = task->fence.len > 0
+	                           ? (struct mill_span){ task->fence.data, task->fence.len }
+	                           : MILL_SPAN_NONE;
+	task->wait.speaker = &task->speaker;
+	task->wait.publications = &task->publications;
 	mill_list_push(&tasks->running, &task->node);
 
 	struct mill_err err = MILL_ERR_INIT;
@@ -472,6 +500,7 @@ void mill_tasks_close(struct mill_tasks *tasks)
 	{
 		struct mill_task *task = mill_container_of(node, struct mill_task, node);
 		mill_wait_cancel(&task->wait);
+		mill_wait_release(&task->wait);
 	}
 	mill_list_append(&tasks->idle, &tasks->running);
 	mill_list_each(node, &tasks->idle)
@@ -490,6 +519,7 @@ void mill_tasks_fini(struct mill_tasks *tasks)
 		struct mill_task *task = mill_container_of(node, struct mill_task, node);
 		luaL_unref(L, LUA_REGISTRYINDEX, task->co_ref);
 		mill_buffer_free(&task->published_by);
+		mill_buffer_free(&task->fence);
 		mill_buffer_free(&task->publications);
 		free(task);
 	}

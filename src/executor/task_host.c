@@ -151,6 +151,41 @@ static int l_gather(lua_State *L)
 	return 0;
 }
 
+/* gathered() → how much was gathered, for rewind */
+static int l_gathered(lua_State *L)
+{
+	lua_pushnumber(L, (double)current_of(L)->publications.len);
+	return 1;
+}
+
+/* rewind(mark): what was gathered since then is not published after all */
+static int l_rewind(lua_State *L)
+{
+	struct mill_buffer *gathered = &current_of(L)->publications;
+	double mark = luaL_checknumber(L, 1);
+	if (mark >= 0 && mark < (double)gathered->len)
+		gathered->len = (size_t)mark;
+	return 0;
+}
+
+/* publisher() → who published the message that runs, or nil */
+static int l_publisher(lua_State *L)
+{
+	const struct mill_span publisher = current_of(L)->wait.published_by;
+	if (publisher.len == 0)
+		return 0;
+	push_span(L, publisher);
+	return 1;
+}
+
+/* What is gathered, for ctx:finish. */
+static const luaL_Reg gathering[] = {
+	{ "gathered", l_gathered },
+	{ "rewind", l_rewind },
+	{ "publisher", l_publisher },
+	{ NULL, NULL },
+};
+
 /* bend(): the handler that runs has changed something that is to be undone after it */
 static int l_bend(lua_State *L)
 {
@@ -184,4 +219,6 @@ void mill_task_open_host(lua_State *L, struct mill_tasks *tasks)
 {
 	lua_pushlightuserdata(L, tasks);
 	luaL_setfuncs(L, host_functions, 1);
+	lua_pushlightuserdata(L, tasks);
+	luaL_setfuncs(L, gathering, 1);
 }

@@ -23,7 +23,7 @@ struct mill_task {
 	uint64_t deadline_ns;
 	char message_id[37];
 	struct mill_speaker speaker;
-	struct mill_buffer published_by;
+	struct mill_buffer published_by, fence;
 	struct mill_buffer publications; /* `[item,item` */
 	struct mill_span result;         /* on the coroutine's stack, while it ends well */
 };

@@ -198,7 +198,8 @@ static const char *fault_of(const struct mill_store_claimed *row)
 	return NULL;
 }
 
-static void take_row(struct mill_claim *claim, const struct mill_store_claimed *row)
+static void take_row(struct mill_claim *claim, const struct mill_store_claimed *row,
+                     struct mill_span fence)
 {
 	struct mill_lane_state *state = asked_lane(claim, row->lane);
 	MILL_ASSERT(state != NULL);
@@ -230,6 +231,7 @@ static void take_row(struct mill_claim *claim, const struct mill_store_claimed *
 		.published_by = row->published_by,
 		.headers = row->headers,
 		.payload = row->payload,
+		.fence = fence,
 	};
 	memcpy(deliver.id, row->id, sizeof(deliver.id));
 	claim->options.on_claimed(delivery, &deliver, claim->options.context);
@@ -336,8 +338,10 @@ static void take_claimed(struct mill_claim *claim, const struct mill_results *re
 	for (size_t i = 0; i < count; i++)
 		mill_store_claimed_row(results, i, &rows[i]);
 	qsort(rows, count, sizeof(rows[0]), compare_rows);
+	char text[MILL_STORE_FENCE_MAX];
+	struct mill_span fence = mill_store_fence(claim->options.store, claim->number, text);
 	for (size_t i = 0; i < count; i++)
-		take_row(claim, &rows[i]);
+		take_row(claim, &rows[i], fence);
 	free(rows);
 	conclude_lanes(claim, count >= claim->most);
 }

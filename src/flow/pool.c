@@ -147,7 +147,11 @@ static struct mill_process *start_process(struct mill_pool *pool, bool solo)
 {
 	struct mill_load load = { .mode = MILL_LOAD_HANDLERS,
 		                  .generation = pool->options.generation,
-		                  .config_path = MILL_SPAN(pool->options.config_path) };
+		                  .config_path = MILL_SPAN(pool->options.config_path),
+		                  .database = pool->options.database
+		                                      ? MILL_SPAN(pool->options.database)
+		                                      : MILL_SPAN_NONE,
+		                  .plain_table = pool->options.plain_table };
 	struct mill_process_options options = {
 		.pool = pool,
 		.loop = pool->options.loop,
@@ -258,6 +262,7 @@ struct mill_pool *mill_pool_start(const struct mill_pool_options *options)
 	pool->options = *options;
 	pool->options.program = mill_strdup(options->program);
 	pool->options.config_path = mill_strdup(options->config_path);
+	pool->options.database = options->database ? mill_strdup(options->database) : NULL;
 	pool->options.settings = NULL;
 	pool->trial = options->settings == NULL;
 	pool->count = 1;
@@ -420,6 +425,7 @@ static void on_timer_closed(uv_handle_t *handle)
 	void *context = pool->closed_context;
 	free((char *)pool->options.program);
 	free((char *)pool->options.config_path);
+	free((char *)pool->options.database);
 	free(pool);
 	on_closed(context);
 }

@@ -41,6 +41,8 @@ struct mill_pool_options {
 	uv_loop_t *loop;
 	const char *program; /* what to start: `program executor` */
 	const char *config_path;
+	const char *database; /* where handlers' SQL goes; NULL: as the config says. Copied */
+	bool plain_table;     /* see mill_load */
 	uint32_t generation;
 	/*
 	 * How many and within which limits, until the first executor's manifest says it; read

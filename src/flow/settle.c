@@ -123,12 +123,6 @@ static void enqueue(struct mill_settle *settle, struct mill_delivery *delivery,
 	                   MILL_DELIVERY_FINISHED);
 }
 
-void mill_settle_take(struct mill_settle *settle, struct mill_delivery *delivery)
-{
-	settle->held++;
-	enqueue(settle, delivery, NULL);
-}
-
 /* `more` is one field that this event has besides; a text that is NULL: none. */
 static void log_outcome_with(enum mill_log_level level, const char *event,
                              const struct mill_delivery *delivery, const char *error,
@@ -188,6 +182,31 @@ static void end_delivery(struct mill_settle *settle, struct mill_delivery *deliv
 	settle->held--;
 	settle->options.on_settled(delivery, settle->options.context);
 	mill_delivery_free(delivery);
+}
+
+/* Somebody else has the message, or it is gone. Nothing was changed. */
+static void log_lost(const struct mill_delivery *delivery)
+{
+	if (delivery->cancelled)
+		log_outcome(MILL_LOG_INFO, "message_cancelled", delivery, NULL);
+	else if (delivery->resent)
+		log_outcome(MILL_LOG_INFO, "outcome_unknown", delivery,
+		            "the connection broke before the answer: it was written then, or the "
+		            "lease is lost");
+	else
+		log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
+}
+
+void mill_settle_take(struct mill_settle *settle, struct mill_delivery *delivery)
+{
+	settle->held++;
+	if (delivery->lost)
+		log_lost(delivery);
+	/* ctx:finish: the executor has been at the database with it. */
+	if (delivery->lost || delivery->written)
+		end_delivery(settle, delivery, NULL);
+	else
+		enqueue(settle, delivery, NULL);
 }
 
 /* ---- pauses -------------------------------------------------------------------------------- */
@@ -278,19 +297,6 @@ static bool was_answered(const struct mill_results *results, size_t answered, si
 		}
 	}
 	return false;
-}
-
-/* Somebody else has the message, or it is gone. Nothing was changed. */
-static void log_lost(const struct mill_delivery *delivery)
-{
-	if (delivery->cancelled)
-		log_outcome(MILL_LOG_INFO, "message_cancelled", delivery, NULL);
-	else if (delivery->resent)
-		log_outcome(MILL_LOG_INFO, "outcome_unknown", delivery,
-		            "the connection broke before the answer: it was written then, or the "
-		            "lease is lost");
-	else
-		log_outcome(MILL_LOG_WARN, "lease_lost", delivery, NULL);
 }
 
 static void take_answer(struct flight *flight, const struct mill_results *results)

@@ -258,6 +258,25 @@ const struct mill_query_text mill_queries[MILL_QUERY_COUNT] = {
 		"SELECT q.id FROM " DONE_PARAMS " JOIN " TABLE " AS q ON q.id = o.id WHERE " STILL_HELD },
 
 	/*
+	 * In a transaction of the handler's, just before its end: $1 id, $2 its claimed_by. No SKIP
+	 * LOCKED: whoever has the row locked is waited for, and what the row is then decides.
+	 */
+	[MILL_QUERY_FINISH] = { "finish",
+		"UPDATE " TABLE " AS q SET " DONE_SET
+		" WHERE q.id = $1::uuid AND q.status = 'running' AND q.claimed_by = $2::text"
+		" RETURNING q.id" },
+
+	/* The same with $3, what its handler published. */
+	[MILL_QUERY_FINISH_PUBLISHING] = { "finish_publishing",
+		"WITH settled AS ("
+		" UPDATE " TABLE " AS q SET " DONE_SET
+		" WHERE q.id = $1::uuid AND q.status = 'running' AND q.claimed_by = $2::text"
+		" RETURNING q.id)"
+		" SELECT settled.id, string_agg(DISTINCT p.topic, ' ')"
+		"  FILTER (WHERE p.delivered = 0 AND NOT p.duplicate) FROM settled"
+		" CROSS JOIN LATERAL {schema}.publish_many($3::text::jsonb) AS p GROUP BY settled.id" },
+
+	/*
 	 * Before what may meet a stranger's transaction (a dedupe key that it publishes): others share
 	 * the connection, so it is not waited for; who sends it tries again. That nobody subscribes to
 	 * a topic is told by a column of the answer, not by a warning for each.

@@ -13,6 +13,8 @@ enum mill_query {
 	MILL_QUERY_SETTLE_BACK,
 	MILL_QUERY_SETTLE_PUBLISHING,
 	MILL_QUERY_STILL_HELD,
+	MILL_QUERY_FINISH,            /* this and the next: of executors, with text parameters */
+	MILL_QUERY_FINISH_PUBLISHING, /* no such thing on a plain table */
 	MILL_QUERY_PATIENCE,
 	MILL_QUERY_NOTIFY,
 	MILL_QUERY_NOTIFY_CONTROL,

@@ -83,6 +83,12 @@ static struct mill_span token(const struct mill_store *store, uint64_t claim, ch
 	return (struct mill_span){ text, (size_t)len };
 }
 
+struct mill_span mill_store_fence(const struct mill_store *store, uint64_t claim,
+                                  char text[MILL_STORE_FENCE_MAX])
+{
+	return token(store, claim, text, MILL_STORE_FENCE_MAX);
+}
+
 struct mill_params *mill_store_params(struct mill_store *store)
 {
 	mill_params_clear(&store->params);

@@ -44,6 +44,10 @@ void mill_store_statements(const struct mill_store *store, enum mill_store_use u
 
 /* Name the worker whose claims are to be fenced: from now on tokens begin with this id. */
 void mill_store_set_worker(struct mill_store *store, const char *worker_id);
+/* What claimed_by says of the messages of a claim. Lies in `text`. */
+#define MILL_STORE_FENCE_MAX 200
+struct mill_span mill_store_fence(const struct mill_store *store, uint64_t claim,
+                                  char text[MILL_STORE_FENCE_MAX]);
 
 /* ---- claim, on the work link --------------------------------------------------------------- */
 

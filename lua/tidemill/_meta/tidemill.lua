@@ -41,6 +41,43 @@ function Decimal:number() end
 ---@return tidemill.PublishResult
 function tidemill.publish(topic, payload, options) end
 
+---A connection of a program that is no handler. Its functions block until the answer is there.
+---@class tidemill.Connection
+local Connection = {}
+
+---@param sql string
+---@param ... any
+---@return tidemill.Rows
+function Connection:query(sql, ...) end
+
+---@param topic string
+---@param payload? any
+---@param options? tidemill.PublishOptions
+---@return tidemill.PublishResult
+function Connection:publish(topic, payload, options) end
+
+---@param list tidemill.PublishItem[]
+---@return tidemill.PublishResult[]
+function Connection:publish_many(list) end
+
+---@param fn fun(tx: tidemill.Transaction): any
+---@param options? tidemill.TransactionOptions
+---@return any
+function Connection:transaction(fn, options) end
+
+---Closing twice is no error.
+function Connection:close() end
+
+---@class tidemill.ConnectOptions
+---@field schema? string Of the queue. Default: `tidemill`.
+---@field application_name? string What the server shows. Default: `tidemill script`.
+
+---Connects a program of your own to the queue's database; not for handlers.
+---@param dsn? string A libpq URI or conninfo; nothing: the PG* variables.
+---@param options? tidemill.ConnectOptions
+---@return tidemill.Connection
+function tidemill.connect(dsn, options) end
+
 ---Suspends this delivery alone; 0 lets others run that are ready.
 ---@param secs number 0 to 31622400, with a fraction.
 function tidemill.sleep(secs) end
