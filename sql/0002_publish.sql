@@ -71,8 +71,10 @@ create function {schema}.write_deduplicated(
   max_attempts integer, published_by text, headers jsonb)
 returns {schema}.publication
 language plpgsql
--- A plan made while the table was empty may be kept for a connection's life.
+-- A plan made while the table was empty may be kept for a connection's life. What is switched off counts as
+-- expensive, and would be compiled each time.
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare

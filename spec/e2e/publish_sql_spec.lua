@@ -23,6 +23,14 @@ local function assert_refused(message, sql, ...)
   assert.equal("22023", sqlstate)
 end
 
+describe("what is installed", function()
+  -- A switched off kind of plan counts as very expensive, which makes Postgres compile it at each call.
+  it("is never compiled where it switches plans off", function()
+    assert.equal("0", ledger.db:value [[select count(*) from pg_proc
+      where proconfig && '{enable_seqscan=off}' and not proconfig @> '{jit=off}']])
+  end)
+end)
+
 describe("publish", function()
   it("writes one pending row for the subscriber and says what it wrote", function()
     local lane = ledger:subscribe("order.paid", "fulfil")

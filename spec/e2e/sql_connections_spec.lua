@@ -49,7 +49,7 @@ describe("the connections of handlers", function()
     run.db:exec "create table line (seq serial, name text)"
     run.db:query "select pg_advisory_lock(1)"
     local holder = run:send "t.query 'select pg_advisory_xact_lock(1)' return 0"
-    run:wait_for_connections(1, "active")
+    run:wait_for_lock()
     local tickets = {}
     for i = 1, 10 do
       tickets[i] = run:send(("t.query('insert into line (name) values ($1)', 'n%d') return 0"):format(i))
@@ -69,7 +69,7 @@ describe("the connections of handlers", function()
     local run = sql.start { settings = "sql_connections = 1," }
     run.db:query "select pg_advisory_lock(1)"
     local holder = run:send "t.query 'select pg_advisory_xact_lock(1)' return 'held'"
-    run:wait_for_connections(1, "active")
+    run:wait_for_lock()
     local gone = run:send "t.query 'select 1' return 'never'"
     local patient = run:send "return t.query('select 1 as v')[1].v"
     run.executor:cancel(gone, "enough")
@@ -95,7 +95,7 @@ describe("the connections of handlers", function()
   it("are closed, and their statement cancelled, where a person cancels the message", function()
     local run = sql.start()
     local ticket = run:send "t.query 'select pg_sleep(600)' return 1"
-    run:wait_for_connections(1, "active")
+    run:wait_for_sleep()
     run.executor:cancel(ticket, "cancelled")
     assert.equal("discard", run.executor:outcome(ticket).kind)
     run:wait_for_connections(0)
@@ -104,7 +104,7 @@ describe("the connections of handlers", function()
   it("do not go on working when their process was killed", function()
     local run = sql.start()
     run:send "t.query 'select pg_sleep(600)' return 1"
-    run:wait_for_connections(1, "active")
+    run:wait_for_sleep()
     run.executor.process:kill "KILL"
     run.executor:wait()
     run:wait_for_connections(0)
@@ -125,7 +125,7 @@ describe("the connections of handlers", function()
       local _, e = pcall(t.query, "select pg_sleep(600)")
       return { e.sqlstate, e.lost, e.unknown, e.message }
     ]]
-    run:wait_for_connections(1, "active")
+    run:wait_for_sleep()
     run.db:query(terminate)
     assert.same({ "57P01", true, true, "terminating connection due to administrator command "
       .. "(whether the statement took effect is unknown)" }, run:result(ticket))
@@ -148,7 +148,7 @@ describe("the connections of handlers", function()
     local ask = "return t.query('select 1 as v')[1].v"
     assert.equal(1, run:lua(ask))
     local in_flight = run:send "t.query 'select pg_sleep(600)' return 1"
-    run:wait_for_connections(1, "active")
+    run:wait_for_sleep()
     server:stop "immediate"
     local text = run.executor:outcome(in_flight).error
     assert.is_true(text:find("the connection to the database was lost: ", 1, true) ~= nil

@@ -88,4 +88,24 @@ function Run:wait_for_connections(count, state)
   end, 20, ("%d connections, state %s"):format(count, state or "any"))
 end
 
+local function wait_for_event(self, event)
+  self.app:wait_until(function()
+    for _, row in ipairs(self:connections()) do
+      if row.wait_event == event then
+        return true
+      end
+    end
+  end, 20, "a statement that waits: " .. event)
+end
+
+-- Waits until a statement of its waits for an advisory lock that the spec has.
+function Run:wait_for_lock()
+  wait_for_event(self, "advisory")
+end
+
+-- The same for pg_sleep.
+function Run:wait_for_sleep()
+  wait_for_event(self, "PgSleep")
+end
+
 return sql

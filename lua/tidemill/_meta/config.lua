@@ -15,6 +15,8 @@
 ---@field handlers? string The folder handlers are required from, relative to config.lua. Default: handlers.
 ---@field executors? integer How many processes run handlers; 0: one per core. Default: 0 (processes).
 ---@field concurrency? integer Deliveries in flight per executor. Default: 64 (deliveries).
+---@field sql_connections? integer The most database connections one executor opens for its handlers. Default: 4 (connections).
+---@field sql_idle_secs? number A connection of handlers that is unused for so long is closed. Default: 60 (seconds).
 ---@field batch? integer The most messages one claim takes. Default: 100 (messages).
 ---@field poll_secs? number How often to look for work when no notification arrives. Default: 30 (seconds).
 ---@field lease_secs? integer A worker that could not renew its lease for so long is dead to the others. Default: 300 (seconds).

@@ -48,6 +48,13 @@ function Context:discard(why) end
 ---@param options? tidemill.PublishOptions
 function Context:publish(topic, payload, options) end
 
+---A transaction that marks this message done as well: what `fn` does in this database happens exactly once. The
+---delivery ends with it; raises only when it was rolled back.
+---@param fn fun(tx: tidemill.Transaction)
+---@param options? tidemill.TransactionOptions
+---@return nil
+function Context:finish(fn, options) end
+
 ---A line of level info in the log.
 ---@param text any
 ---@param fields? table<string, any> At most 32.

@@ -41,6 +41,73 @@ function Decimal:number() end
 ---@return tidemill.PublishResult
 function tidemill.publish(topic, payload, options) end
 
+---A message of `publish_many`: its options stand beside topic and payload.
+---@class tidemill.PublishItem: tidemill.PublishOptions
+---@field topic string
+---@field payload? any `{}` when left out.
+
+---Publishes a list in one statement and a transaction of its own; the results come in its order. Waits.
+---@param list tidemill.PublishItem[]
+---@return tidemill.PublishResult[]
+function tidemill.publish_many(list) end
+
+---Rows are tables by column name; NULL is no key.
+---@class tidemill.Rows
+---@field affected integer How many rows were written, or read.
+---@field fields string[] The names of the columns.
+---@field [integer] table<string, any>
+
+---What the database said: raised by `query`, `transaction` and what belongs to them.
+---@class tidemill.SqlError
+---@field message string
+---@field sqlstate? string
+---@field detail? string
+---@field hint? string
+---@field constraint? string
+---@field schema? string
+---@field table? string
+---@field column? string
+---@field where? string The line that asked: `file:line`.
+---@field lost? boolean The connection broke.
+---@field unknown? boolean Nobody knows whether the statement took effect.
+
+---One SQL statement with the arguments `$1` … Waits.
+---@param sql string
+---@param ... any nil, boolean, number, text, decimal, or a table that becomes JSON.
+---@return tidemill.Rows
+function tidemill.query(sql, ...) end
+
+---@class tidemill.TransactionOptions
+---@field isolation? "read committed"|"repeatable read"|"serializable"
+---@field read_only? boolean
+---@field retries? integer How often to begin anew after a serialization failure or a deadlock, 0 to 100. Default: 0.
+
+---Good until the function it was given to returns.
+---@class tidemill.Transaction
+local Transaction = {}
+
+---@param sql string
+---@param ... any
+---@return tidemill.Rows
+function Transaction:query(sql, ...) end
+
+---Published when the transaction commits.
+---@param topic string
+---@param payload? any
+---@param options? tidemill.PublishOptions
+---@return tidemill.PublishResult
+function Transaction:publish(topic, payload, options) end
+
+---@param list tidemill.PublishItem[]
+---@return tidemill.PublishResult[]
+function Transaction:publish_many(list) end
+
+---Committed when `fn` returns, rolled back when it raises. Returns what `fn` returned. Waits.
+---@param fn fun(tx: tidemill.Transaction): any
+---@param options? tidemill.TransactionOptions
+---@return any
+function tidemill.transaction(fn, options) end
+
 ---A connection of a program that is no handler. Its functions block until the answer is there.
 ---@class tidemill.Connection
 local Connection = {}
