@@ -39,6 +39,24 @@ function host.gather(item)
   return host.delivery:gather(item)
 end
 
+function host.publisher()
+  local publisher = host.delivery.message.published_by
+  return publisher ~= "" and publisher or nil
+end
+
+function host.gathered()
+  return #host.delivery.published
+end
+
+function host.rewind(mark)
+  local published = host.delivery.published
+  for i = #published, mark + 1, -1 do
+    if not published[i].at_once then
+      table.remove(published, i)
+    end
+  end
+end
+
 function host.log(level, ...)
   if host.delivery then
     host.delivery:write(level, ...)

@@ -8,6 +8,7 @@ local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local await = require "tidemill.await"
 local http = require "tidemill.http"
+local connection = require "tidemill.connection"
 local json = require "tidemill.json"
 local log = require "tidemill.log"
 local publication = require "tidemill.publication"
@@ -70,6 +71,9 @@ end
 function tidemill.transaction(fn, options)
   return handler_sql.transaction("tidemill.transaction", fn, options)
 end
+
+-- A connection to the queue's database, for programs that are no handlers.
+tidemill.connect = connection.connect
 
 -- Lets other deliveries run for so long. 0 lets those run that are ready.
 function tidemill.sleep(secs)

@@ -51,7 +51,7 @@ local function place(level)
     local info = getinfo(at, "Sl")
     if not info then
       return nil
-    elseif info.currentline > 0 and not find(info.short_src, "^tidemill[%w.]*$") then
+    elseif info.currentline > 0 and not render.is_own(info.short_src) then
       return format("%s:%d", info.short_src, info.currentline)
     end
   end

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "core/uuid.h"
+#include "executor/connection.h"
 #include "executor/host.h"
 #include "executor/json.h"
 #include "executor/json_number.h"
@@ -174,6 +175,7 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 		{ "uuid", l_uuid },
 		{ "now", l_now },
 		{ "host", l_host },
+		{ "connect", mill_connection_open },
 	};
 	mill_json_open(L);
 	lua_createtable(L, 0, 12);

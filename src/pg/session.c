@@ -3,6 +3,8 @@
 
 #include <libpq-fe.h>
 
+#include "pg/arguments.h"
+
 #define OLDEST_SERVER 130000
 #define CONNECT_TIMEOUT_SECS "10"
 
@@ -247,6 +249,42 @@ int mill_session_query(struct mill_session *session, const char *sql, int n_para
 	*rows = mill_alloc(sizeof(**rows));
 	(*rows)->result = result;
 	return 0;
+}
+
+void mill_session_ask(struct mill_session *session, struct mill_span sql,
+                      struct mill_span arguments, struct mill_answer *answer)
+{
+	PGconn *conn = session->conn;
+	struct mill_arguments list;
+	if (mill_arguments_read(arguments, &list) != 0) {
+		mill_answer_fail(answer, NULL,
+		                 "these arguments were not encoded, or are more than %d",
+		                 MILL_ARGUMENTS_MAX);
+		return;
+	}
+	char *text = mill_span_dup(sql);
+	bool good = PQsendQueryParams(conn, text, list.count, NULL, list.list, NULL, NULL, 0) == 1;
+	free(text);
+	mill_arguments_free(&list);
+	if (good)
+		PQsetSingleRowMode(conn);
+	for (PGresult *result; good && (result = PQgetResult(conn)) != NULL;)
+		good = mill_answer_take(answer, result) == 0;
+	if (!good && answer->failed) {
+		/* In the middle of something that is not wanted. */
+		char reason[256];
+		PGcancel *cancel = PQgetCancel(conn);
+		PQcancel(cancel, reason, sizeof(reason));
+		PQfreeCancel(cancel);
+		answer->failure.lost = true;
+	} else if (PQstatus(conn) != CONNECTION_OK) {
+		mill_answer_lost(answer, conn);
+	}
+}
+
+bool mill_session_in_transaction(const struct mill_session *session)
+{
+	return PQtransactionStatus(session->conn) != PQTRANS_IDLE;
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/err.h"
+#include "pg/answer.h"
 
 struct mill_session;
 struct mill_rows;
@@ -49,6 +50,15 @@ int mill_session_script(struct mill_session *session, const char *sql, struct mi
  */
 int mill_session_query(struct mill_session *session, const char *sql, int n_params,
                        const char *const *params, struct mill_rows **rows, struct mill_err *err);
+
+/*
+ * Run one statement that a script wrote, with arguments as arguments.h has them, and fill `answer`,
+ * which must be empty. `answer->failure.lost` tells that the session is of no use any more.
+ */
+void mill_session_ask(struct mill_session *session, struct mill_span sql,
+                      struct mill_span arguments, struct mill_answer *answer);
+/* Is a transaction open, perhaps a failed one? */
+bool mill_session_in_transaction(const struct mill_session *session);
 
 int mill_rows_count(const struct mill_rows *rows);
 /* How many rows the statement wrote, or for a SELECT read. */
