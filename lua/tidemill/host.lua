@@ -16,6 +16,9 @@ host.plain = true
 -- The delivery that a spec runs, while it has the processor: lua/tidemill/testing/delivery.lua.
 host.delivery = nil
 
+-- Of our functions in a database that is none.
+host.schema = "tidemill"
+
 -- What a wait yields first.
 host.wait = {}
 
@@ -39,22 +42,18 @@ function host.gather(item)
   return host.delivery:gather(item)
 end
 
-function host.publisher()
-  local publisher = host.delivery.message.published_by
-  return publisher ~= "" and publisher or nil
-end
-
 function host.gathered()
-  return #host.delivery.published
+  return host.delivery:mark()
 end
 
 function host.rewind(mark)
-  local published = host.delivery.published
-  for i = #published, mark + 1, -1 do
-    if not published[i].at_once then
-      table.remove(published, i)
-    end
-  end
+  host.delivery:rewind(mark)
+end
+
+-- Who published the message that runs, or nil.
+function host.publisher()
+  local publisher = host.delivery.message.published_by
+  return publisher ~= "" and publisher or nil
 end
 
 function host.log(level, ...)

@@ -4,7 +4,8 @@
 -- An engine is what carries it out: the executor's ops (lua/tidemill/init.lua), or a connection of a
 -- plain program (lua/tidemill/connection.lua). It has
 --
---   query(session, text, arguments)   rows, or nil and why not; `session` is nil outside of a transaction
+--   query(session, text, arguments, …)  rows, or nil and why not; `session` is nil outside of a transaction.
+--                                     The arguments come encoded, and behind that as they were given
 --   begin(text)                       a session, or nil and why not
 --   commit(session), rollback(session)
 --   publisher()                       who publishes where nobody says so, or nil
@@ -22,7 +23,7 @@ local render = require "tidemill.render"
 local error, getmetatable, ipairs, pairs, rawget = error, getmetatable, ipairs, pairs, rawget
 local select, setmetatable, type = select, setmetatable, type
 local unpack, xpcall = unpack, xpcall
-local getinfo = debug.getinfo
+local getinfo, is_own = debug.getinfo, render.is_own
 local concat, find, format = table.concat, string.find, string.format
 local encode = native.arguments
 
@@ -51,7 +52,7 @@ local function place(level)
     local info = getinfo(at, "Sl")
     if not info then
       return nil
-    elseif info.currentline > 0 and not render.is_own(info.short_src) then
+    elseif info.currentline > 0 and not is_own(info.short_src) then
       return format("%s:%d", info.short_src, info.currentline)
     end
   end
@@ -79,7 +80,7 @@ local function ask(engine, session, text, ...)
   if not arguments then
     return nil, wrong
   end
-  return engine.query(session, text, arguments)
+  return engine.query(session, text, arguments, ...)
 end
 
 -- One statement with arguments $1 …: rows, or nil and why not.

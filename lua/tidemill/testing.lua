@@ -20,6 +20,7 @@ local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local delivery = require "tidemill.testing.delivery"
 local http = require "tidemill.testing.http"
+local sql = require "tidemill.testing.sql"
 local stubs = require "tidemill.testing.stubs"
 local surroundings = require "tidemill.testing.surroundings"
 
@@ -171,6 +172,7 @@ end
 --   delay_secs    of a retry or a snooze
 --   result        what the handler returned
 --   published     { topic, payload, options, at_once }, in order
+--   queries       the statements: { sql, arguments, transaction }, in order
 --   requests      what was asked of tidemill.http: { method, url, headers, body, json }, in order
 --   log           { level, event, text, fields }, in order
 --   elapsed_secs  how long it waited
@@ -214,7 +216,7 @@ function testing.run(handler, payload, options)
   end
   run.outcome, run.error, run.delay_secs = ended.outcome, ended.error, ended.delay_secs
   run.status = status_of(ended.outcome, settled)
-  run.published, run.requests, run.log = over.published, over.requests, over.log
+  run.published, run.queries, run.requests, run.log = over.published, over.queries, over.requests, over.log
   run.elapsed_secs = over.now - settled.now
   return run
 end
@@ -227,6 +229,18 @@ function testing.publish(topic, reply)
   local wrong = answers:add("publish", topic, reply, "a topic")
   if wrong then
     error("testing.publish: " .. wrong, 2)
+  end
+end
+
+-- What the database answers. `what` is part of a statement, with any white space as one blank, or a Lua pattern
+-- that it matches. `reply` is a list of rows, tables by column name, which may have `affected` and `fields`; or a
+-- function that gets the arguments and returns such a list, or nil and an error: a text, or a table with
+-- `message`, `sqlstate` and so on.
+function testing.query(what, reply)
+  local wrong = answers:add("query", what, reply, "a part of a statement")
+    or (type(reply) == "table" and sql.problem(reply)) or nil
+  if wrong then
+    error("testing.query: " .. wrong, 2)
   end
 end
 

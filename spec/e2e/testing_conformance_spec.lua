@@ -4,6 +4,7 @@
 
 local executor = require "spec.support.executor"
 local http_server = require "spec.support.http_server"
+local tidemill = require "spec.support.tidemill"
 local testing = require "tidemill.testing"
 local json = require "tidemill.json"
 
@@ -11,8 +12,8 @@ local url -- of the service
 
 -- Each case is the body of a handler, and what is special about its message: `payload` and `headers` as JSON,
 -- `attempts`, `max_attempts`, `priority`, `published_by`, `timeout_secs`. `like`: what the error holds, where the
--- whole of it depends on how much stack there is. `stub`: says in a spec what a real service says to the executor;
--- URL in a body is where that service is.
+-- whole of it depends on how much stack there is. `stub`: says in a spec what a real service or database
+-- says to the executor; URL in a body is where that service is. `in_sql`: it publishes by SQL.
 local CASES = {
   -- ---- what it is given
   { "returns nothing", "" },
@@ -236,6 +237,129 @@ local CASES = {
   { "requests without a table", "tidemill.http.request('URL')" },
   { "requests inside of sort", "table.sort({ 3, 1, 2 }, function() tidemill.http.get('URL/echo') end)" },
 
+  -- ---- SQL
+  { "queries", [[
+      local rows = tidemill.query("select $1::int + 1 as n, $2::text as t, null as none, '[1]'::jsonb as j", 1, "x")
+      return { rows[1], #rows, rows.affected, rows.fields }]],
+    stub = function()
+      testing.query("select $1::int + 1 as n", function(n, t)
+        return { { n = n + 1, t = t, j = { 1 } }, fields = { "n", "t", "none", "j" } }
+      end)
+    end },
+  { "finds no row", "local rows = tidemill.query('select from item where false') return { #rows, rows.affected }",
+    stub = function() testing.query("select from item", {}) end },
+  { "updates", "return tidemill.query('update item set name = $1 where id < 3', payload.name).affected",
+    stub = function() testing.query("update item set name", { affected = 2 }) end },
+  { "breaks a constraint", "tidemill.query('insert into item values (1)')",
+    stub = function()
+      testing.query("insert into item", function()
+        return nil, { message = 'duplicate key value violates unique constraint "item_pkey"', sqlstate = "23505" }
+      end)
+    end },
+  { "looks at what the database says", [[
+      local ok, err = pcall(tidemill.query, "insert into item values (1)")
+      return { ok, err.sqlstate, err.constraint, tostring(err) }]],
+    stub = function()
+      testing.query("insert into item", function()
+        return nil, { message = 'duplicate key value violates unique constraint "item_pkey"', sqlstate = "23505",
+          constraint = "item_pkey" }
+      end)
+    end },
+  { "queries nothing", "tidemill.query()" },
+  { "queries with a function", "tidemill.query('select $1', print)" },
+  { "queries with what is no JSON", "tidemill.query('select $1', 'x', { a = { 0/0 } })" },
+  { "queries inside of sort", "table.sort({ 3, 1, 2 }, function() tidemill.query('select 1') end)" },
+  { "exceeds its limit in a statement", "tidemill.query('select pg_sleep(600)')", timeout_secs = 0.2,
+    stub = function() testing.query("pg_sleep", function() testing.advance(600) return {} end) end },
+  { "commits", [[
+      return tidemill.transaction(function(tx)
+        tx:query("insert into item values ($1)", 100 + tidemill.now() % 1)
+        return tx:query("select 2 as two")[1].two, "more"
+      end)]],
+    stub = function()
+      testing.query("insert into item", { affected = 1 })
+      testing.query("select 2", { { two = 2 } })
+    end },
+  { "raises inside of a transaction", [[
+      tidemill.transaction(function(tx)
+        local function deep() error("no stock") end
+        deep() return 1
+      end)]] },
+  { "raises a table inside of a transaction", "tidemill.transaction(function() error({ 'a' }) end)" },
+  { "breaks a constraint inside of a transaction", [[
+      tidemill.transaction(function(tx) tx:query("insert into item values (1)") end)]],
+    stub = function()
+      testing.query("insert into item", function()
+        return nil, { message = 'duplicate key value violates unique constraint "item_pkey"', sqlstate = "23505" }
+      end)
+    end },
+  { "goes on after an error inside of a transaction", [[
+      local seen = {}
+      local ok, err = pcall(tidemill.transaction, function(tx)
+        pcall(tx.query, tx, "insert into item values (1)")
+        seen[1] = tostring(select(2, pcall(tx.query, tx, "select 1")))
+      end)
+      return { seen, ok, tostring(err) }]],
+    stub = function()
+      testing.query("insert into item", function() return nil, { message = "no", sqlstate = "23505" } end)
+      testing.query("select 1", {})
+    end },
+  { "begins a transaction inside of another",
+    "tidemill.transaction(function() tidemill.transaction(function() end) end)" },
+  { "queries beside its transaction", "tidemill.transaction(function() tidemill.query('select 1') end)" },
+  { "keeps a transaction", [[
+      local kept
+      tidemill.transaction(function(tx) kept = tx end)
+      kept:query("select 1")]] },
+  { "queries a transaction by a dot", "tidemill.transaction(function(tx) tx.query('select 1') end)" },
+  { "begins a transaction without a function", "tidemill.transaction()" },
+  { "begins a transaction with an unknown option", "tidemill.transaction(print, { level = 1 })" },
+  { "begins a transaction of a wrong kind", "tidemill.transaction(print, { isolation = 'none' })" },
+  { "waits inside of a transaction", [[
+      return tidemill.transaction(function(tx) tidemill.sleep(0) return tx:query("select 2 as two")[1].two end)]],
+    stub = function() testing.query("select 2", { { two = 2 } }) end },
+  { "tries a transaction again", [[
+      local tries = 0
+      return tidemill.transaction(function(tx)
+        tries = tries + 1
+        if tries < 3 then tx:query("do $$ begin raise exception 'again' using errcode = '40001'; end $$") end
+        return tries
+      end, { retries = 5, isolation = "serializable" })]],
+    stub = function()
+      testing.query("raise exception", function() return nil, { message = "again", sqlstate = "40001" } end)
+    end },
+  { "publishes in a transaction", [[
+      return tidemill.transaction(function(tx)
+        local one = tx:publish("lonely", { 1 })
+        local many = tx:publish_many { { topic = "lonely" }, { topic = "lonely", payload = 5, priority = 1 } }
+        return { one.topic, one.delivered, one.duplicate, #many, many[2].topic, many.affected == nil }
+      end)]], in_sql = true, stub = function() testing.publish("lonely", { delivered = 0 }) end },
+  { "publishes many", [[
+      local many = tidemill.publish_many { { topic = "lonely" }, { topic = "lonely", payload = 5, priority = 1 } }
+      return { #many, many[1].topic, many[1].delivered }]],
+    in_sql = true, stub = function() testing.publish("lonely", { delivered = 0 }) end },
+  { "publishes many wrongly", "tidemill.publish_many { { topic = 'a' }, { topic = 'a', delay = 1 } }" },
+  { "publishes many that are no list", "tidemill.publish_many { topic = 'a' }" },
+  { "publishes to no topic in a transaction", "tidemill.transaction(function(tx) tx:publish() end)" },
+  { "finishes", [[
+      ctx:publish("before")
+      ctx:finish(function(tx)
+        tx:query("select 1")
+        ctx:publish("inside")
+      end)
+      error "went on"]], finishes = true, stub = function() testing.query("select 1", {}) end },
+  { "fails to finish", [[
+      ctx:publish("before")
+      local ok, err = pcall(ctx.finish, ctx, function(tx)
+        ctx:publish("inside")
+        tx:publish("in the transaction")
+        error("no", 0)
+      end)
+      return { ok, err }]], in_sql = true },
+  { "raises where it would finish", "ctx:publish('a') ctx:finish(function() error 'no' end)" },
+  { "finishes without a function", "ctx:finish()" },
+  { "finishes by a dot", "ctx.finish(function() end)" },
+
   { "finds its libraries", "return { type(require 'ffi'), type(require 'bit'), type(require('cjson').encode) }" },
 }
 
@@ -278,6 +402,7 @@ local function executed(run, i, case)
       ID, message.topic))
   end
   local outcome = run.outcomes[ticket]
+  outcome.kind = outcome.kind == "finished" and "done" or outcome.kind
   local log = {}
   for line in run.process:stderr():sub(before + 1):gmatch "[^\n]+" do
     local event, text = line:match "event=(%w+) message_id=.- attempt=%d+ text=(.*)$"
@@ -325,8 +450,8 @@ local function tested(i, case)
       table.insert(log, line.event .. " " .. line.text:gsub("\t", "\\t"))
     end
   end
-  local result
-  if run.outcome == "done" then
+  local result -- ctx:finish returns nothing, not even null
+  if run.outcome == "done" and not case.finishes then
     result = json.null
     if run.result ~= nil then
       result = json.decode(json.encode(run.result))
@@ -344,6 +469,9 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
 
   setup(function()
     url = http_server.start({ service = "plain" }):url("service", "")
+    local app = tidemill.app {}
+    app:must_run "migrate"
+    app.db:exec "create table item (id numeric primary key, name text); insert into item values (1), (2)"
     local handlers, lanes = {}, {}
     for i, case in ipairs(CASES) do
       handlers[name_of(i)] = text_of(case)
@@ -351,12 +479,13 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
     end
     run = executor.start {
       config = ("return { subscribe = { t = {\n%s\n} } }"):format(table.concat(lanes, "\n")), handlers = handlers,
-      env = http_server.ENV,
+      env = http_server.ENV, database = app.dsn,
     }
   end)
   teardown(function()
     http_server.stop_all()
     executor.stop_all()
+    tidemill.close_all()
   end)
 
   assert(#CASES >= 40)
@@ -368,6 +497,10 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
         assert.matches(case.like, real.error)
         assert.matches(case.like, mine.error)
         real.error, mine.error = nil, nil
+      end
+      if case.in_sql then
+        -- What is published in a transaction is the database's, and no request.
+        mine.at_once = real.at_once
       end
       assert.same(real, mine)
     end)

@@ -160,6 +160,95 @@ describe("testing.publish", function()
   end)
 end)
 
+describe("testing.query", function()
+  local function update()
+    local rows = tidemill.query("update orders\n   set shipped_at = now()\n where id = $1", 7)
+    return rows
+  end
+
+  it("answers statements, however they are broken into lines, and tells what was asked", function()
+    testing.query("update orders set shipped_at", { affected = 1 })
+    testing.query("select (.*) from orders", function(id) return { { id = id, sku = "a" }, { id = id } } end)
+    local run = testing.run(function()
+      local rows = tidemill.query("select id, sku from orders where id > $1", 5)
+      rows[1].sku = "spoilt"
+      return { update().affected, rows[2].id, rows.affected, rows.fields, #tidemill.query("select id from orders") }
+    end)
+    assert.same({ 1, 5, 2, { "id", "sku" }, 2 }, run.result)
+    assert.same({
+      { sql = "select id, sku from orders where id > $1", arguments = { n = 1, 5 } },
+      { sql = "update orders set shipped_at = now() where id = $1", arguments = { n = 1, 7 } },
+      { sql = "select id from orders", arguments = { n = 0 } },
+    }, run.queries)
+  end)
+
+  it("tells a transaction with its statements, and publishes what was committed", function()
+    testing.query("select 1", {})
+    local run = testing.run(function()
+      tidemill.transaction(function(tx) tx:query("select 1") tx:publish("kept", { 1 }) end)
+      pcall(tidemill.transaction, function(tx) tx:publish("lost") error "no" end)
+      tidemill.publish_many { { topic = "many", payload = 1 }, { topic = "many", payload = 2 } }
+    end, {}, { published_by = "ann" })
+    local texts = {}
+    for i, query in ipairs(run.queries) do
+      texts[i] = query.transaction .. " " .. query.sql
+    end
+    assert.same({ "1 BEGIN", "1 select 1", "1 COMMIT", "2 BEGIN", "2 ROLLBACK" }, texts)
+    local ann = { published_by = "ann" }
+    assert.same({
+      { topic = "kept", payload = { 1 }, options = ann, at_once = true },
+      { topic = "many", payload = 1, options = ann, at_once = true },
+      { topic = "many", payload = 2, options = ann, at_once = true },
+    }, run.published)
+  end)
+
+  it("publishes nothing of a transaction that the handler's end cuts short", function()
+    for _, ending in ipairs { "ctx:retry(5)", "tidemill.sleep(600)" } do
+      local body = loadstring("local tidemill, ctx = ... return function(tx) tx:publish('lost') " .. ending .. " end")
+      local run = testing.run(function(_, ctx) tidemill.transaction(body(tidemill, ctx)) end)
+      assert.same({}, run.published)
+    end
+  end)
+
+  it("may refuse, and may refuse a commit", function()
+    testing.query("update orders", function() return nil, { message = "deadlock detected", sqlstate = "40P01" } end)
+    assert.matches("testing_spec.lua:%d+: deadlock detected %(SQLSTATE 40P01%)\nstack", testing.run(update).error)
+    testing.query("update orders", function() return nil, "plain" end)
+    assert.matches("testing_spec.lua:%d+: plain\nstack", testing.run(update).error)
+    local tries = 0
+    testing.query("COMMIT", function()
+      tries = tries + 1
+      return nil, { message = "could not serialize access", sqlstate = "40001" }
+    end)
+    local run = testing.run(function(_, ctx) ctx:finish(function(tx) tx:publish "a" end, { retries = 2 }) end)
+    assert.same({ "raised", 3, {} }, { run.outcome, tries, run.published })
+  end)
+
+  it("says what to write for a statement that no stub answers, whatever the handler catches", function()
+    local _, err = pcall(function()
+      testing.run(function() pcall(update) end)
+    end)
+    local statement = "update orders set shipped_at = now() where id = $1"
+    local told = "testing.run: no stub answers the statement %s: say what it gives by testing.query(\"%s\", {})\nstack "
+    assert.truthy(err:find(told:format(statement, statement), 1, true), err)
+  end)
+
+  it("refuses an answer that is none", function()
+    for _, case in ipairs {
+      { { "a", 5 }, "expected a table or a function" },
+      { { "a", { rows = 1 } }, '"rows" is unknown: expected a list of rows, with `affected` and `fields`' },
+      { { "a", { 5 } }, "row 1: expected a table by column name, found 5" },
+      { { "a", { affected = -1 } }, "affected: expected a whole number from 0" },
+    } do
+      local _, err = pcall(function() testing.query(unpack(case[1], 1, 2)) end)
+      assert.matches("^spec/lua/testing_spec.lua:%d+: testing.query: " .. case[2], err)
+    end
+    testing.query("update", function() return 5 end)
+    local _, err = pcall(testing.run, update)
+    assert.matches("^testing.run: the stub that answers the statement .*: expected a list of rows, found 5", err)
+  end)
+end)
+
 describe("testing.http", function()
   local function get()
     return tidemill.http.get "https://a.example/x?key=1"

@@ -32,6 +32,11 @@ local testing = {}
 ---@field text string
 ---@field fields table<string, string|number>
 
+---@class tidemill.Query
+---@field sql string Any white space in it is one blank.
+---@field arguments any[] With their number in `n`.
+---@field transaction? integer Which one of the run it was in.
+
 ---@class tidemill.HttpRequest
 ---@field method string
 ---@field url string
@@ -55,6 +60,7 @@ local testing = {}
 ---@field delay_secs? number Of a retry or a snooze.
 ---@field result any What the handler returned.
 ---@field published tidemill.Published[]
+---@field queries tidemill.Query[] What was asked of the database, BEGIN, COMMIT and ROLLBACK included.
 ---@field requests tidemill.HttpRequest[] What was asked of `tidemill.http`.
 ---@field log tidemill.LogLine[]
 ---@field elapsed_secs number How long the handler waited.
@@ -71,6 +77,11 @@ function testing.run(handler, payload, options) end
 ---@param topic string
 ---@param reply table|fun(payload: any, options: tidemill.PublishOptions): table?, string?
 function testing.publish(topic, reply) end
+
+---What the database answers.
+---@param what string A part of the statement, with any white space as one blank; or a Lua pattern.
+---@param reply table[]|tidemill.Rows|fun(...: any): table[]?, string|tidemill.SqlError|nil
+function testing.query(what, reply) end
 
 ---What an HTTP service answers.
 ---@param what string A part of `METHOD URL`, or a Lua pattern.

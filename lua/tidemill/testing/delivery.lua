@@ -8,6 +8,8 @@ local host = require "tidemill.host"
 local task = require "tidemill.task"
 local json = require "tidemill.json"
 local ops = require "tidemill.testing.ops"
+local record = require "tidemill.testing.record"
+local sql = require "tidemill.testing.sql"
 local render = require "tidemill.render"
 
 -- The originals: a spec's surroundings replace them.
@@ -58,7 +60,17 @@ function Delivery:gather(item)
     return format("one delivery cannot publish more than %d bytes", PUBLISHED_BYTES)
   end
   self.gathered_bytes = self.gathered_bytes + #item + 1
-  table.insert(self.published, ops.published(item))
+  record.gather(self, record.message(json.decode(item)))
+end
+
+-- A mark of what was gathered so far, and back to it.
+function Delivery:mark()
+  return { count = #self.published, bytes = self.gathered_bytes }
+end
+
+function Delivery:rewind(mark)
+  self.gathered_bytes = mark.bytes
+  record.rewind(self, mark.count)
 end
 
 -- A line of the log: text, and name, value, name, value …
@@ -75,6 +87,11 @@ end
 -- Something is wrong with the spec, not with the handler: testing.run raises it.
 function Delivery:fail(text)
   self.broken = { text = render.waiting(self.co, text) }
+end
+
+-- An op has ended the delivery: the handler is not to be resumed.
+function Delivery:finish()
+  self.ended = { outcome = "done" }
 end
 
 -- Gives the processor to the handler. Returns what coroutine.resume returns.
@@ -137,7 +154,7 @@ end
 
 -- The handler waits: has the op answered, and lets its time pass. Returns whether it goes on.
 local function answer(self, name, ...)
-  local op = ops.find(name)
+  local op = ops[name]
   if not op then
     self.answer = { wrong = format("there is no op `%s` to wait for", name) }
     return true
@@ -147,7 +164,7 @@ local function answer(self, name, ...)
     -- A stub raised: whatever it is, most likely a failed assertion, it is the spec's.
     self.broken = self.broken or { value = value }
   end
-  if self.broken then
+  if self.broken or self.ended then
     return false
   end
   if self.now > self.deadline then
@@ -172,17 +189,6 @@ local function step(self, ok, first, ...)
   end
 end
 
--- What stays published: all of it when the handler succeeded, and otherwise what was published at once.
-local function kept(self)
-  local list = {}
-  for _, message in ipairs(self.published) do
-    if message.at_once or self.ended.outcome == "done" then
-      table.insert(list, message)
-    end
-  end
-  return list
-end
-
 -- Runs to the end. Returns how it ended: { outcome, error, delay_secs }; or nil where the spec is at fault,
 -- and `broken` says how.
 function Delivery:run(lane)
@@ -191,7 +197,10 @@ function Delivery:run(lane)
   if self.broken then
     return nil
   end
-  self.published = kept(self)
+  if self.transaction then
+    sql.over(self, false)
+  end
+  self.published = record.result(self, self.ended.outcome == "done")
   return self.ended
 end
 
@@ -210,6 +219,7 @@ function delivery.new(message, now, timeout_secs, stubs)
     published = {},
     gathered_bytes = 0,
     queries = {},
+    transactions = 0,
     requests = {},
     log = {},
   }, Delivery)

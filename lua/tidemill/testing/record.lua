@@ -1,0 +1,81 @@
+-- What a handler publishes in a spec, and what of it is there in the end.
+--
+-- Plain LuaJIT only.
+
+local native = require "tidemill.native"
+
+local record = {}
+
+-- A message as a spec sees it, of its decoded JSON: { topic, payload, options }.
+function record.message(item)
+  local message = { topic = item.topic, payload = item.message, options = item }
+  item.op, item.topic, item.message = nil, nil, nil
+  return message
+end
+
+-- Publishes at once, or in a transaction. Returns the reply, or nil and why a stub refuses it.
+function record.publish(delivery, message, session)
+  local reply = { id = native.uuid(), topic = message.topic, delivered = 1, duplicate = false }
+  local given = delivery.stubs:find("publish", message.topic)
+  if type(given) == "function" then
+    local wrong
+    given, wrong = given(message.payload, message.options)
+    if given == nil and wrong ~= nil then
+      return nil, wrong
+    end
+  end
+  for name, value in pairs(given or {}) do
+    reply[name] = value
+  end
+  message.at_once = true
+  table.insert(delivery.published, { message = message, session = session })
+  return reply
+end
+
+-- Publishes together with `done`.
+function record.gather(delivery, message)
+  table.insert(delivery.published, { message = message, gathered = true })
+end
+
+local function filter(delivery, stays)
+  local list = {}
+  for i, entry in ipairs(delivery.published) do
+    if stays(entry, i) then
+      table.insert(list, entry)
+    end
+  end
+  delivery.published = list
+end
+
+-- A transaction is over.
+function record.settle(delivery, session, committed)
+  filter(delivery, function(entry)
+    return committed or entry.session ~= session
+  end)
+  for _, entry in ipairs(delivery.published) do
+    if entry.session == session then
+      entry.session = nil
+    end
+  end
+end
+
+-- What was gathered since there were `count` entries is not published after all.
+function record.rewind(delivery, count)
+  filter(delivery, function(entry, i)
+    return i <= count or not entry.gathered
+  end)
+end
+
+-- What is there in the end, in its order: all of it when the handler succeeded, and otherwise what was
+-- published at once.
+function record.result(delivery, done)
+  local list = {}
+  for _, entry in ipairs(delivery.published) do
+    if done or not entry.gathered then
+      table.insert(list, entry.message)
+    end
+  end
+  return list
+end
+
+return record
