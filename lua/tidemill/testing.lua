@@ -17,6 +17,7 @@
 local host = require "tidemill.host"
 local middleware = require "tidemill.middleware"
 local native = require "tidemill.native"
+local app = require "tidemill.testing.app"
 local argument = require "tidemill.argument"
 local delivery = require "tidemill.testing.delivery"
 local http = require "tidemill.testing.http"
@@ -54,6 +55,7 @@ end
 local OPTIONS = {
   app = { preset = "app", check = argument.text },
   attempts = { preset = 1, check = whole(1, 32767) },
+  config = { check = argument.text },
   created_at = { check = argument.text },
   event = { preset = "message", check = function(value) return argument.word(value, { "message", "failed" }) end },
   generation = { preset = 1, check = whole(1, 2 ^ 31) },
@@ -68,7 +70,7 @@ local OPTIONS = {
   topic = { preset = "test", check = is_topic },
 }
 
--- Every option with its value. `beside` are the options of the handler's module.
+-- Every option with its value. `beside` are those of the handler's module or its subscription.
 local function settle(options, beside)
   local names = {}
   for name in pairs(OPTIONS) do
@@ -112,17 +114,35 @@ local function with_around(handle, around)
   return middleware.compose(handle, list)
 end
 
--- The function, the options beside it, and a name for it; or nil and why there is none.
+-- The subscription of an app's config that a name means, as `find_handler` returns it.
+local function find_subscriber(config, name)
+  if type(name) ~= "string" then
+    return nil, "with `config` a handler is a subscriber's name, found " .. argument.show(name)
+  end
+  local lanes, problems = surroundings.app(config)
+  if not lanes then
+    return nil, problems
+  end
+  local lane, wrong = app.find(lanes, name)
+  if not lane then
+    return nil, ("%s in %s"):format(wrong, config)
+  end
+  return lane.handler, lane
+end
+
+-- The function, and the options that hold where a run's do not say otherwise; or nil and why there is none.
 local function find_handler(handler)
-  local name = "handler"
+  local subscriber = "handler"
   if type(handler) == "string" then
-    name = handler
-    handler = surroundings.load(name)
+    subscriber = handler
+    handler = surroundings.load(handler)
   end
   if type(handler) == "function" then
-    return handler, {}, name
+    return handler, { subscriber = subscriber }
   elseif type(handler) == "table" and type(rawget(handler, "handle")) == "function" then
-    return with_around(handler.handle, rawget(handler, "around")), handler, name
+    return with_around(handler.handle, rawget(handler, "around")), {
+      subscriber = subscriber, max_attempts = handler.max_attempts, timeout_secs = handler.timeout_secs,
+    }
   end
   return nil, ("a handler is a function, a table with a function `handle`, or a module's name; found %s"):format(
     argument.show(handler))
@@ -165,7 +185,8 @@ local function kept_in(run, handler)
   end
 end
 
--- Runs `handler` once with a message. Returns what it did:
+-- Runs `handler` once with a message: a function, a module's table, the name of a module in `handlers/`; or, with
+-- `options.config`, a subscriber of that config. Returns what it did:
 --   outcome       "done", "raised", "retry", "snooze" or "discard"
 --   status        what the message is then: "done", "pending", "failed" or "discarded"
 --   error         the error with its traceback, or why it was retried or discarded
@@ -183,12 +204,18 @@ function testing.run(handler, payload, options)
   elseif active then
     error("testing.run: a handler runs already: one at a time", 2)
   end
-  local call, beside, name = find_handler(handler)
+  options = options or {}
+  local call, beside
+  if type(options.config) == "string" then
+    call, beside = find_subscriber(options.config, handler)
+  else
+    call, beside = find_handler(handler)
+  end
   if not call then
     error("testing.run: " .. beside, 2)
   end
   local settled
-  settled, wrong = settle(options or {}, beside)
+  settled, wrong = settle(options, beside)
   wrong = wrong or write_message(settled, payload)
   if wrong then
     error("testing.run: " .. wrong, 2)
@@ -199,7 +226,7 @@ function testing.run(handler, payload, options)
   local ok, ended = pcall(active.run, active, {
     handler = kept_in(run, call),
     topic = settled.topic,
-    subscriber = settled.subscriber or name,
+    subscriber = settled.subscriber,
     generation = settled.generation,
     event = settled.event,
     app = settled.app,

@@ -415,4 +415,52 @@ describe("handlers by name", function()
       return function() return wrap(function() tidemill.sleep(1) return "woke" end)() end]])
     assert.equal("woke\n", luajit 'print(testing.run("kept").result)')
   end)
+
+  it("are those of a config, with what it says of them", function()
+    folder.write(dir, "config.lua", [[
+      return {
+        app = "shop", max_attempts = 4, handlers = "src",
+        around = function(next, payload, ctx) return "around " .. next(payload, ctx) end,
+        subscribe = {
+          ["order.paid"] = { "ship", tell = { handler = "ship", timeout_secs = 7 } },
+          ["order.sent"] = "ship",
+        },
+        on_failed = { report = function(dead, ctx) return ctx.event .. " " .. ctx.topic .. " " .. dead.error end },
+      }]])
+    folder.write(dir, "src/ship.lua", [[
+      local t = require "tidemill"
+      return { max_attempts = 9, handle = function(_, ctx)
+        return ("%s %s %s %d %g"):format(ctx.app, ctx.topic, ctx.subscriber, ctx.max_attempts, ctx.deadline - t.now())
+      end }]])
+    assert.equal("around shop order.paid tell 9 7\naround shop order.sent ship 9 300\n"
+      .. "around shop order.paid tell 3 7\naround failed tidemill.failed:shop late\n", luajit [[
+      local config = { config = "config.lua" }
+      print(testing.run("tell", {}, config).result)
+      print(testing.run("order.sent/ship", {}, config).result)
+      print(testing.run("tell", {}, { config = "config.lua", max_attempts = 3 }).result)
+      print(testing.run("report", { error = "late" }, config).result)
+    ]])
+    assert.equal("1 false\n2 false\n", luajit [[
+      for i, name in ipairs { "ship", "nothere" } do
+        local ok, err = pcall(testing.run, name, {}, { config = "config.lua" })
+        assert(err == "testing.run: `ship` may mean several subscriptions: name one of order.paid/ship, "
+          .. "order.sent/ship in config.lua"
+          or err == "testing.run: there is no subscriber `nothere` in config.lua", err)
+        print(i .. " " .. tostring(ok))
+      end]])
+  end)
+
+  it("are refused with all that is wrong with their config", function()
+    folder.write(dir, "config.lua", "return {\n max_attempts = 0, subscribe = { a = 'nothere' },\n}")
+    assert.matches("^false\ttesting.run: config.lua:2: max_attempts: expected a whole number .*\n"
+      .. "config.lua:2: subscribe.a: module `nothere` not found", luajit [[
+      print(pcall(testing.run, "nothere", {}, { config = "config.lua" }))
+    ]])
+    assert.matches("^false\ttesting.run: nowhere.lua: No such file", luajit [[
+      print(pcall(testing.run, "x", {}, { config = "nowhere.lua" }))
+    ]])
+    assert.matches("^false\ttesting.run: with `config` a handler is a subscriber's name, found a function", luajit [[
+      print(pcall(testing.run, print, {}, { config = "config.lua" }))
+    ]])
+  end)
 end)

@@ -13,6 +13,7 @@
 #include "executor/json.h"
 #include "executor/json_number.h"
 #include "executor/json_value.h"
+#include "executor/settings.h"
 #include "executor/sql_value.h"
 
 /* Kept between calls of encode; a larger one is given back after the call. */
@@ -176,6 +177,7 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 		{ "now", l_now },
 		{ "host", l_host },
 		{ "connect", mill_connection_open },
+		{ "settings", mill_settings_new },
 	};
 	mill_json_open(L);
 	lua_createtable(L, 0, 12);

@@ -7,6 +7,7 @@ local testing = {}
 ---@class tidemill.RunOptions
 ---@field app? string Default: `app`.
 ---@field attempts? integer Which attempt it is. Default: 1.
+---@field config? string The path of a config.lua: then a handler is a subscriber's name.
 ---@field created_at? string
 ---@field event? "message"|"failed" Default: `"message"`.
 ---@field generation? integer Default: 1.

@@ -3,6 +3,7 @@
 --
 -- Plain LuaJIT only.
 
+local app = require "tidemill.testing.app"
 local await = require "tidemill.await"
 local environment = require "tidemill.environment"
 local host = require "tidemill.host"
@@ -86,26 +87,49 @@ local FOLDER = "./handlers/?.lua;./handlers/?/init.lua"
 
 local loaded = {} -- names of modules of the app
 
+-- Calls `fn`, and notes which modules were loaded from `path` meanwhile. Returns what it returned; raises what it
+-- raised.
+local function noting(path, fn, ...)
+  local before = copy(package.loaded)
+  local ok, result, wrong = pcall(fn, ...)
+  for name in next, package.loaded do
+    if before[name] == nil and package.searchpath(name, path or package.path) then
+      loaded[name] = true
+    end
+  end
+  if not ok then
+    error(result, 0)
+  end
+  return result, wrong
+end
+
 -- The module of that name. Raises what require raises.
 function surroundings.load(name)
   if not package.path:find(FOLDER, 1, true) then
     package.path = FOLDER .. ";" .. package.path
   end
-  local before = copy(package.loaded)
-  local module = require(name)
-  for other in next, package.loaded do
-    if before[other] == nil and package.searchpath(other, FOLDER) then
-      loaded[other] = true
+  return noting(FOLDER, require, name)
+end
+
+local apps = {} -- lanes by the config's path
+
+-- The subscriptions of a config; or nil and what is wrong with it.
+function surroundings.app(path)
+  if not apps[path] then
+    local lanes, problems = noting(nil, app.load, path)
+    if not lanes then
+      return nil, problems
     end
+    apps[path] = lanes
   end
-  return module
+  return apps[path]
 end
 
 function surroundings.forget()
   for name in pairs(loaded) do
     package.loaded[name] = nil
   end
-  loaded = {}
+  loaded, apps = {}, {}
 end
 
 return surroundings
