@@ -88,6 +88,25 @@ describe("testing.run", function()
   end)
 end)
 
+describe("the ops of a spec", function()
+  it("are those of an executor", function()
+    local real = {}
+    for name in lfs.dir "src/executor" do
+      if name:find "^op.*%.c$" then
+        for op in folder.read("src/executor/" .. name):gmatch '{ "(%l+)", [%l_]+_start, ' do
+          real[op] = true
+        end
+      end
+    end
+    assert.is_true(real.sleep and real.query and real.http)
+    local mine = {}
+    for op in pairs(require "tidemill.testing.ops") do
+      mine[op] = true
+    end
+    assert.same(real, mine)
+  end)
+end)
+
 describe("time in a spec", function()
   it("passes while a handler waits, and only then", function()
     local run = testing.run(function()
