@@ -10,42 +10,59 @@ after_each(function()
   tidemill.close_all()
 end)
 
--- The ```lua blocks that begin with `-- handlers/NAME.lua`, name → source; how many of them there are; and
--- those that begin with `-- spec/NAME_spec.lua`, path → source.
-local function shown_handlers()
-  local handlers, specs, blocks = {}, {}, 0
+-- The ```lua blocks, by what the first line says they are: `handlers` (name → source) and `shared` (modules of
+-- handlers in a folder of their own) of `-- handlers/….lua`, `specs` (path → source) of `-- spec/….lua`.
+local function shown()
+  local handlers, shared, specs = {}, {}, {}
   for block in folder.read("docs/handlers.md"):gmatch "\n```lua\n(.-\n)```" do
-    local spec = block:match "^%-%- (spec/[%w_]+_spec%.lua)\n"
-    local name = spec or block:match "^%-%- handlers/([%w_]+)%.lua\n"
-    assert(name, "a block of docs/handlers.md does not name its file:\n" .. block)
-    local shown = spec and specs or handlers
-    assert(not shown[name], name .. " is shown twice")
-    shown[name] = block
-    blocks = blocks + (spec and 0 or 1)
+    local path = block:match "^%-%- (%S+)%.lua\n"
+    assert(path, "a block of docs/handlers.md does not name its file:\n" .. block)
+    local name = path:match "^handlers/([%w_/]+)$"
+    local kind = not name and specs or name:find "/" and shared or handlers
+    assert(name or path:find "^spec/[%w_]+_spec$", "of no folder: " .. path)
+    name = name and name:gsub("/", ".") or path .. ".lua"
+    assert(not kind[name], path .. " is shown twice")
+    kind[name] = block
   end
-  return handlers, blocks, specs
+  return handlers, shared, specs
 end
 
--- An app with all of them, each subscribed to a topic of its own name.
+-- Variables of a process that asks a service of the spec.
+local function with_service(env)
+  for name, value in pairs(http_server.ENV) do
+    env[name] = value
+  end
+  return env
+end
+
+-- An app with all of them, each handler subscribed to a topic of its own name.
 local function app_with_all(options)
-  local handlers, blocks = shown_handlers()
+  local handlers, shared, specs = shown()
   local subscribe = {}
   for name in pairs(handlers) do
     subscribe[name] = name
   end
   options.config = { subscribe = subscribe }
   options.handlers = handlers
-  return tidemill.app(options), blocks
+  local app = tidemill.app(options)
+  for name, text in pairs(shared) do
+    app:write_handler(name, text)
+  end
+  for path, text in pairs(specs) do
+    app:write(path, text)
+  end
+  return app, handlers, specs
 end
 
 describe("docs/handlers.md", function()
   it("shows handlers that load", function()
-    local app, blocks = app_with_all { database = false }
-    assert.is_true(blocks >= 6)
-    local stdout = app:must_run("check")
-    for name in pairs((shown_handlers())) do
+    local app, handlers = app_with_all { database = false }
+    local stdout, count = app:must_run("check"), 0
+    for name in pairs(handlers) do
       assert.truthy(stdout:find(name, 1, true), stdout)
+      count = count + 1
     end
+    assert.is_true(count >= 12)
     -- The options beside `handle` count.
     local json = app:must_run("check", "--json")
     assert.truthy(json:find('"handler":"sync_crm","max_attempts":8,"retry_backoff_secs":30', 1, true), json)
@@ -84,7 +101,7 @@ describe("docs/handlers.md", function()
   end)
 
   it("shows middleware that runs around a handler", function()
-    local app = tidemill.app { database = false, handlers = (shown_handlers()),
+    local app = tidemill.app { database = false, handlers = (shown()),
       config = 'return { around = "timed", subscribe = { t = { f = function(p) return p.n + 1 end } } }' }
     local result = app:run("call", "f", '{"n": 1}')
     assert.same({ 0, "2\n" }, { result.code, result.stdout })
@@ -95,12 +112,8 @@ describe("docs/handlers.md", function()
   end)
 
   it("shows specs that pass", function()
-    local app = app_with_all { database = false }
-    local _, _, specs = shown_handlers()
+    local app, _, specs = app_with_all { database = false }
     assert.is_true(next(specs) ~= nil)
-    for path, text in pairs(specs) do
-      app:write(path, text)
-    end
     local result = process.run { argv = { tidemill.binary, "-c", app.config_path, "test" } }
     assert.equal(0, result.code, result.stdout .. result.stderr)
     assert.truthy(result.stdout:find("0 failures / 0 errors / 0 pending", 1, true), result.stdout)
@@ -109,10 +122,7 @@ describe("docs/handlers.md", function()
   it("shows a handler that calls an HTTP service", function()
     local server = http_server.start { service = "plain" }
     local app = app_with_all { database = false }
-    local env = { SHIPPING_URL = server:url("service", ""), SHIPPING_TOKEN = "t" }
-    for name, value in pairs(http_server.ENV) do
-      env[name] = value
-    end
+    local env = with_service { SHIPPING_URL = server:url("service", ""), SHIPPING_TOKEN = "t" }
     for order, case in pairs {
       ['"a"'] = { 0, [[^.*"topic":"order.shipped",.*"tracking":"[%x-]+ Bearer t"]] },
       ["429"] = { 1, "again in 7 s: the service is busy" },
@@ -180,6 +190,35 @@ describe("docs/handlers.md", function()
     assert.equal("mail.wanted,mail.wanted,money.moved,order.shipped,visit.counted", app.db:value [[
       select string_agg(topic, ',' order by topic) from tidemill.queue_message where subscriber = '']])
     assert.truthy(worker:stderr():find("text=moved left=300", 1, true), worker:stderr())
+  end)
+end)
+
+describe("docs/handlers.md", function()
+  it("shows a handler for production that goes on where it was cut short", function()
+    local server = http_server.start { bank = "plain" }
+    local app = app_with_all {}
+    app.db:exec [[
+      create table orders (id int primary key, charge text, cents int, refund text);
+      insert into orders values (7, 'c-1', 500, null), (8, 'c-2', 500, 'r-0');
+      create function not_yet() returns trigger language plpgsql as 'begin raise exception ''not yet''; end';
+      create trigger not_yet before update on orders for each row execute function not_yet()]]
+    app:start { env = with_service { BANK_URL = server:url("bank", "") } }
+    app:must_run("publish", "refund_order", '{"id": 7}')
+    app:must_run("publish", "refund_order", '{"id": 8}')
+    -- The bank has paid, and the database refuses to know.
+    server:wait_for "refunded c%-1"
+    app:wait_until(function()
+      return app:ledger("topic = 'refund_order' and error like '%not yet%'")[1] ~= nil
+    end, 30, "the first attempt has failed")
+    app.db:exec "drop trigger not_yet on orders; update tidemill.queue_message set available_at = now()"
+    app:wait_until(function()
+      return app.db:value "select refund from orders where id = 7" ~= nil
+    end, 30, "the second one refunds it")
+    local id = app:ledger("topic = 'refund_order' and attempts = 2")[1].id
+    assert.equal("r-" .. id, app.db:value "select refund from orders where id = 7")
+    assert.equal(2, server:count "refunded")
+    assert.equal('{"id": 7, "cents": 500}', app.db:value [[
+      select string_agg(payload::text, '') from tidemill.queue_message where topic = 'order.refunded']])
   end)
 end)
 

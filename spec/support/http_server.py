@@ -125,6 +125,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(order, b"no", [("Retry-After", "7")] if order == 429 else [])
         self.answer_json({"tracking": self.headers["Idempotency-Key"] + " " + self.headers["Authorization"]})
 
+    def at_refunds(self):
+        """The bank of docs/handlers.md: the same key gives the same refund."""
+        say("refunded", json.loads(self.body)["charge"])
+        self.answer_json({"id": "r-" + self.headers["Idempotency-Key"]})
+
     def at_status(self):
         self.answer(int(self.query["is"]), b"said", [("Retry-After", "7")])
 
