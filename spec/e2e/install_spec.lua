@@ -1,6 +1,7 @@
 -- What is installed works where it lies: the program, and the library for plain LuaJIT and busted.
 
 local folder = require "spec.support.folder"
+local plain = require "spec.support.plain"
 local process = require "spec.support.process"
 
 local build = os.getenv "TIDEMILL_BUILD" or "build/debug"
@@ -20,10 +21,7 @@ describe("an installation", function()
   local function run(...)
     return process.run {
       argv = { ... }, cwd = prefix .. "/shop",
-      env = {
-        LUA_PATH = ("%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua;;"):format(prefix, prefix),
-        LUA_CPATH = prefix .. "/lib/lua/5.1/?.so;;",
-      },
+      env = plain.env { lua = prefix .. "/share/lua/5.1", native = prefix .. "/lib/lua/5.1" },
     }
   end
 

@@ -1,20 +1,14 @@
 -- `require "tidemill"` in a plain luajit process: no executor, no runtime, no database.
 
-local lfs = require "lfs"
+local plain = require "spec.support.plain"
 local process = require "spec.support.process"
-
-local root = lfs.currentdir()
-local build = os.getenv "TIDEMILL_BUILD" or "build/debug"
 
 -- Runs a script in a luajit process of its own, with the library of this tree and build.
 local function luajit(script)
   return process.run {
     argv = { "luajit", "-e", script },
     cwd = "/",
-    env = {
-      LUA_PATH = ("%s/lua/?.lua;%s/lua/?/init.lua"):format(root, root),
-      LUA_CPATH = (build:sub(1, 1) == "/" and build or root .. "/" .. build) .. "/lua/?.so",
-    },
+    env = plain.env(),
   }
 end
 

@@ -2,6 +2,7 @@
 -- truth is for spec/e2e/testing_conformance_spec.lua to prove.
 
 local folder = require "spec.support.folder"
+local plain = require "spec.support.plain"
 local process = require "spec.support.process"
 local lfs = require "lfs"
 local testing = require "tidemill.testing"
@@ -382,8 +383,6 @@ end)
 
 describe("handlers by name", function()
   local dir
-  local root = lfs.currentdir()
-  local build = os.getenv "TIDEMILL_BUILD" or "build/debug"
 
   before_each(function()
     dir = folder.temp "tidemill-testing"
@@ -397,10 +396,7 @@ describe("handlers by name", function()
     local result = process.run {
       argv = { "luajit", "-e", 'local testing = require "tidemill.testing"\n' .. script },
       cwd = dir,
-      env = {
-        LUA_PATH = ("%s/lua/?.lua;%s/lua/?/init.lua"):format(root, root),
-        LUA_CPATH = (build:sub(1, 1) == "/" and build or root .. "/" .. build) .. "/lua/?.so",
-      },
+      env = plain.env(),
     }
     assert.equal("", result.stderr)
     return result.stdout
