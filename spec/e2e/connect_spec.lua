@@ -1,21 +1,15 @@
 -- tidemill.connect in a real luajit process: a producer, a script.
 
-local lfs = require "lfs"
 local folder = require "spec.support.folder"
+local plain = require "spec.support.plain"
 local process = require "spec.support.process"
 local sql = require "spec.support.sql"
 local tidemill = require "spec.support.tidemill"
 
-local root = lfs.currentdir()
-local build = os.getenv "TIDEMILL_BUILD" or "build/debug"
-
 -- A luajit process that runs a script, in which `t` is the module and `dsn` the app's database.
 local function options_for(app, script, env)
-  env = env or {}
-  env.LUA_PATH = ("%s/lua/?.lua;%s/lua/?/init.lua"):format(root, root)
-  env.LUA_CPATH = (build:sub(1, 1) == "/" and build or root .. "/" .. build) .. "/lua/?.so"
   app:write("script.lua", ("local t, dsn = require 'tidemill', %q\n"):format(app.dsn or "") .. script)
-  return { argv = { "luajit", "script.lua" }, cwd = app.dir, env = env }
+  return { argv = { "luajit", "script.lua" }, cwd = app.dir, env = plain.env { more = env } }
 end
 
 local function run(app, script, env)
