@@ -405,3 +405,35 @@ describe("a program that a handler starts and does not wait for", function()
     app:wait_until(function() return sleeps() == 0 end, 30, "they have ended")
   end)
 end)
+
+describe("a handler that leaves descriptors open that nothing closes", function()
+  local tidemill = require "spec.support.tidemill"
+  local journal = require "spec.support.journal"
+  after_each(tidemill.close_all)
+
+  it("has its executor replaced, so that the next can open files", function()
+    local app = tidemill.app {
+      config = { executors = 1, poll_secs = 3600, max_attempts = 1, subscribe = { bad = "bad", good = "good" } },
+      handlers = {
+        bad = [[
+          local ffi = require "ffi"
+          ffi.cdef "int open(const char *, int, ...);"
+          return function()
+            while ffi.C.open("/dev/null", 0) >= 0 do end
+            assert(io.open "/dev/null")
+          end]],
+        good = "return function() assert(io.open '/dev/null'):close() end",
+      },
+    }
+    local worker = app:start()
+    for _ = 1, 2 do
+      local from = worker:position()
+      local failed = journal.wait_for_status(app, journal.publish(app, "bad"), "failed")
+      assert.matches("Too many open files", failed.error)
+      worker:wait_for('event=executor_recycled pid=%d+ reason="no more files can be opened"', 30, from)
+      journal.wait_for_status(app, journal.publish(app, "good"), "done")
+    end
+    app:stop()
+    assert.is_nil(worker:stderr():find "executor_died")
+  end)
+end)

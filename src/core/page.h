@@ -19,6 +19,7 @@ struct mill_page {
 	_Atomic uint64_t deadline_ns; /* mill_clock_ns when its time limit passes; 0: none */
 	_Atomic uint64_t heap_bytes;  /* what the Lua heap holds, for max_memory_mb */
 	_Atomic uint64_t turns;       /* of its loop: whether it reacts to anything */
+	_Atomic uint64_t worn;        /* 1: it can open no more files, and is to be replaced */
 };
 
 /* The descriptors an executor process finds open. */

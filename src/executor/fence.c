@@ -1,6 +1,8 @@
 /* Fences around the process: see fence.h. */
 #include "executor/fence.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -44,6 +46,15 @@ int mill_fence_newest_child(void)
 		;
 	fclose(file);
 	return pid;
+}
+
+bool mill_fence_is_out_of_files(void)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno == EMFILE || errno == ENFILE;
+	close(fd);
+	return false;
 }
 
 bool mill_fence_is_copy(void)

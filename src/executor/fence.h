@@ -18,5 +18,8 @@ void mill_fence_start(int socket_fd, struct mill_page *page);
  */
 int mill_fence_newest_child(void);
 
+/* Can no file be opened any more? */
+bool mill_fence_is_out_of_files(void);
+
 /* Is this the copy that a handler's fork has made? It has no runtime, and must end. */
 bool mill_fence_is_copy(void);

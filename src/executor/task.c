@@ -86,8 +86,12 @@ static bool is_exhaustion(struct mill_span error)
 static void collect_if_exhausted(struct mill_tasks *tasks, bool exhausted)
 {
 	struct mill_err err = MILL_ERR_INIT;
-	if (exhausted && mill_vm_call(tasks->options.vm, l_collect, NULL, &err) != 0)
+	if (!exhausted)
+		return;
+	if (mill_vm_call(tasks->options.vm, l_collect, NULL, &err) != 0)
 		mill_log(MILL_LOG_WARN, "finalizer_failed", MILL_TEXT("error", err.message));
+	if (mill_fence_is_out_of_files())
+		atomic_store_explicit(&tasks->options.page->worn, 1, memory_order_relaxed);
 }
 
 /* What the coroutine's main function returned: nothing, the error as text, or nil and the result.

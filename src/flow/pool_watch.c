@@ -129,6 +129,16 @@ static void watch_memory(struct mill_process *process)
 	}
 }
 
+/* Handlers left files open that nothing closes: what comes next would fail for it. */
+static void watch_wear(struct mill_process *process)
+{
+	if (!mill_process_is_worn(process) || !may_retire(process))
+		return;
+	mill_log(MILL_LOG_WARN, "executor_recycled", MILL_INT("pid", process->handle.pid),
+	         MILL_TEXT("reason", "no more files can be opened"));
+	retire(process);
+}
+
 void mill_pool_check_deliveries(struct mill_process *process)
 {
 	uint64_t limit = process->executor.pool->limits.max_deliveries;
@@ -154,6 +164,7 @@ void mill_pool_on_watch(uv_timer_t *timer)
 		watch_processor(process, now);
 		watch_reaction(process);
 		watch_leaving(process, now);
+		watch_wear(process);
 		if (memory)
 			watch_memory(process);
 		needed |= process->state == MILL_PROCESS_STARTING ||

@@ -323,6 +323,11 @@ uint64_t mill_process_turns(const struct mill_process *process)
 	return atomic_load(&process->page->turns);
 }
 
+bool mill_process_is_worn(const struct mill_process *process)
+{
+	return atomic_load(&process->page->worn) != 0;
+}
+
 size_t mill_process_memory_mb(const struct mill_process *process)
 {
 	char path[40];

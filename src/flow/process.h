@@ -93,6 +93,8 @@ struct mill_on_processor {
 bool mill_process_page(const struct mill_process *process, struct mill_on_processor *now);
 /* How often its loop has turned. */
 uint64_t mill_process_turns(const struct mill_process *process);
+/* Has it said that it is to be replaced? */
+bool mill_process_is_worn(const struct mill_process *process);
 /* Its resident memory, 0 when it has just ended. */
 size_t mill_process_memory_mb(const struct mill_process *process);
 
