@@ -216,7 +216,7 @@ end
 -- Connects to the database that `dsn` names (a libpq URI or conninfo; nothing: the PG* variables), and
 -- returns the connection. `options`: `schema` of the queue (tidemill), `application_name`.
 local function connect(dsn, options)
-  local wrong = not host.plain
+  local wrong = (not host.plain or host.running())
     and "handlers have a database already, use tidemill.query and tidemill.publish"
     or options_problem(dsn, options)
   if wrong then

@@ -360,6 +360,7 @@ local CASES = {
   { "finishes without a function", "ctx:finish()" },
   { "finishes by a dot", "ctx.finish(function() end)" },
 
+  { "connects by itself", "tidemill.connect()" },
   { "finds its libraries", "return { type(require 'ffi'), type(require 'bit'), type(require('cjson').encode) }" },
 }
 

@@ -23,8 +23,6 @@
 ---@field shutdown_secs? number How long an orderly stop waits for running handlers. Default: 25 (seconds).
 ---@field stall_secs? number A handler that holds the processor so long without a break is killed. Default: 30 (seconds).
 ---@field kill_grace_secs? number How long past its limit before an executor is killed. Default: 1 (seconds).
----@field sql_connections? integer The most database connections one executor opens for its handlers. Default: 4 (connections).
----@field sql_idle_secs? number A connection of handlers that is unused for so long is closed. Default: 60 (seconds).
 ---@field max_memory_mb? integer An executor that uses more is replaced, one that uses twice as much killed; 0: no limit. Default: 512 (megabytes).
 ---@field max_deliveries? integer An executor is replaced after so many; 0: never. Default: 0 (deliveries).
 ---@field max_payload_bytes? integer The largest payload, measured on its text as Postgres prints it. Default: 1048576 (bytes).
