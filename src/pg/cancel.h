@@ -11,3 +11,8 @@
  * the connection may be finished right after. Nobody is told whether it helped.
  */
 void mill_cancel_running(uv_loop_t *loop, PGconn *connection);
+/*
+ * The same, and the connection is taken over, to be finished when the request has been made: a
+ * pooler in between forwards it only while it still knows the connection.
+ */
+void mill_cancel_and_finish(uv_loop_t *loop, PGconn *connection);

@@ -110,6 +110,14 @@ static void drop_connection(struct mill_client *client)
 	mill_prepared_clear(&client->prepared);
 }
 
+/* What runs is of no use any more: the server is told so, and the connection goes with it. */
+static void cancel(struct mill_client *client)
+{
+	unwatch(client);
+	mill_cancel_and_finish(client->options.loop, client->connection);
+	client->connection = NULL;
+}
+
 /* ---- the end of what was asked ------------------------------------------------------------- */
 
 static void finish(struct mill_client *client)
@@ -396,7 +404,7 @@ static void end_exchange(struct mill_client *client)
 /* A statement is given up in its middle, and its connection with it. */
 static void give_up(struct mill_client *client)
 {
-	mill_cancel_running(client->options.loop, client->connection);
+	cancel(client);
 	drop_connection(client);
 	finish(client);
 }
@@ -546,7 +554,7 @@ static void on_timer_closed(uv_handle_t *handle)
 void mill_client_close(struct mill_client *client)
 {
 	if (client->state == READY && client->work != NOTHING && client->work != CLEANING)
-		mill_cancel_running(client->options.loop, client->connection);
+		cancel(client);
 	drop_connection(client);
 	uv_close((uv_handle_t *)&client->timer, on_timer_closed);
 }
