@@ -70,6 +70,27 @@ local function assert_stopped(dev)
   assert.same({}, servers())
 end
 
+describe("the private server", function()
+  it("is where handlers query, in the worker and when they are called", function()
+    local app = new_app()
+    app:write_handler("greet", [[
+      local tidemill = require "tidemill"
+      return function(order, ctx)
+        tidemill.query "create table if not exists seen (topic text)"
+        tidemill.query("insert into seen values ($1)", ctx.topic)
+        local rows = tidemill.query "select count(*) as n, current_setting('port') as port from seen"
+        ctx:log("seen", { n = rows[1].n })
+        return rows[1].n
+      end]])
+    local dev = start(app)
+    app:must_run("publish", "order.paid")
+    dev:wait_for "text=seen[^\n]* n=1"
+    assert.equal("2\n", app:must_run("call", "greet"))
+    interrupt(dev)
+    assert_stopped(dev)
+  end)
+end)
+
 describe("the first screen", function()
   it("shows what is wired to what, and lines that work as they stand", function()
     local app = new_app()

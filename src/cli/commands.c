@@ -189,11 +189,13 @@ const struct mill_command mill_cli_commands[] = {
 	        .details =
 	                "HANDLER is a subscriber, TOPIC/SUBSCRIBER, or a module in the folder of "
 	                "handlers.\n"
-	                "Needs no database. Prints what the handler returns as JSON, null when "
-	                "that is\n"
-	                "nothing; its log goes to standard error. Nothing is published. A handler "
-	                "that fails,\n"
-	                "retries, snoozes or discards ends this with 1.\n",
+	                "A database is needed only where the handler asks one; what it writes "
+	                "stays.\n"
+	                "Prints what the handler returns as JSON, null when that is nothing; its "
+	                "log goes\n"
+	                "to standard error. ctx:publish and tidemill.publish publish nothing. A "
+	                "handler\n"
+	                "that fails, retries, snoozes or discards ends this with 1.\n",
 	        .min_operands = 1,
 	        .max_operands = 2,
 	        .run = mill_cli_call,
