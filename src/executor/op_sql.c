@@ -14,8 +14,8 @@
 #include "pg/clients.h"
 #include "pg/queries.h"
 
-#define LOST_TEXT "the lease of this message was lost: nothing was done"
 #define ORPHAN_EVERY_SECS 60
+#define BUFFER_KEEP (1024 * 1024) /* arguments that grew beyond are given back */
 
 enum step { QUERY, BEGIN, COMMIT, ROLLBACK, SETTLE, COMMIT_DONE };
 
@@ -222,6 +222,8 @@ static void (*const after[])(struct mill_sql_use *use, struct mill_answer *answe
 static void on_answer(struct mill_answer *answer, void *context)
 {
 	struct mill_sql_use *use = context;
+	if (use->arguments.cap > BUFFER_KEEP)
+		mill_buffer_free(&use->arguments);
 	after[use->step](use, answer);
 }
 

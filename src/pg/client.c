@@ -17,6 +17,7 @@
 
 #define CONNECT_DEADLINE_MS 10000
 #define CLEAN_DEADLINE_MS 5000
+#define BUFFER_KEEP (1024 * 1024) /* one that grew beyond is given back after the statement */
 /* A server of 14 or newer looks so often whether we are still there while a statement runs. */
 #define CHECK_SQL "SELECT set_config('client_connection_check_interval', '5000', false)"
 
@@ -120,11 +121,19 @@ static void cancel(struct mill_client *client)
 
 /* ---- the end of what was asked ------------------------------------------------------------- */
 
+static void release_if_large(struct mill_buffer *buffer)
+{
+	if (buffer->cap > BUFFER_KEEP)
+		mill_buffer_free(buffer);
+}
+
 static void finish(struct mill_client *client)
 {
 	struct mill_answer answer = client->answer;
 	client->answer = (struct mill_answer){ 0 };
 	client->asked = false;
+	release_if_large(&client->sql);
+	release_if_large(&client->arguments);
 	client->work = NOTHING;
 	client->statement = NULL;
 	uv_timer_stop(&client->timer);
