@@ -134,8 +134,11 @@ local function finish_dead(self, ok, text)
   if not ok then
     text = type(text) == "string" and text or "the handler raised an error that has no text"
   end
+  local fault = not text and record.gathered_fault(self)
   if text then
     finish(self, "raised", cut(text))
+  elseif fault then
+    finish(self, "raised", "what the handler published was refused: " .. fault)
   else
     finish(self, "done")
   end

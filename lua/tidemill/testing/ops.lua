@@ -28,7 +28,11 @@ function ops.publish(delivery, request, named)
   if not named and delivery.message.published_by ~= "" then
     message.options.published_by = delivery.message.published_by
   end
-  local reply, wrong = record.publish(delivery, message)
+  local reply
+  local wrong = record.fault(message)
+  if not wrong then
+    reply, wrong = record.publish(delivery, message)
+  end
   return reply, wrong and tostring(wrong)
 end
 

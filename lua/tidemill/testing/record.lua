@@ -4,7 +4,38 @@
 
 local native = require "tidemill.native"
 
+-- The preset of max_payload_bytes.
+local PAYLOAD_BYTES = 1024 * 1024
+
 local record = {}
+
+-- Why the database refuses a message, or nil. Postgres prints a blank behind each comma and colon of its JSON.
+function record.fault(message)
+  local json = native.encode(message.payload)
+  local bytes = #json
+  if bytes > PAYLOAD_BYTES / 2 then
+    local _, blanks = json:gsub('\\.', ""):gsub('"[^"]*"', ""):gsub("[,:]", "")
+    bytes = bytes + blanks
+  end
+  if bytes > PAYLOAD_BYTES then
+    return ("the payload has %d bytes as text, at most %d are allowed (`max_payload_bytes`)"):format(bytes,
+      PAYLOAD_BYTES)
+  end
+end
+
+-- Why it refuses what was gathered, or nil: it is published as a list.
+function record.gathered_fault(delivery)
+  local item = 0
+  for _, entry in ipairs(delivery.published) do
+    if entry.gathered then
+      item = item + 1
+      local fault = record.fault(entry.message)
+      if fault then
+        return ("item %d: %s"):format(item, fault)
+      end
+    end
+  end
+end
 
 -- A message as a spec sees it, of its decoded JSON: { topic, payload, options }.
 function record.message(item)

@@ -84,6 +84,10 @@ local function failure_of(wrong)
   return failure
 end
 
+local function refused_of(fault)
+  return { message = fault, sqlstate = "22023" }
+end
+
 -- A statement's result, or nil and what the server says.
 local function ask(delivery, text, ...)
   local rows = delivery.stubs:find("query", text)
@@ -131,15 +135,23 @@ local function publishes(text)
 end
 
 local function publish(delivery, kind, session, body)
-  local result = { affected = 0, fields = native.array { "id", "topic", "delivered", "duplicate" } }
-  for _, item in ipairs(kind == "many" and native.decode(body) or { native.decode(body) }) do
-    local reply, wrong = record.publish(delivery, record.message(item), session or nil)
+  local many = kind == "many"
+  local messages = many and native.decode(body) or { native.decode(body) }
+  for i, item in ipairs(messages) do
+    messages[i] = record.message(item)
+    local fault = record.fault(messages[i])
+    if fault then
+      return nil, refused_of(many and format("item %d: %s", i, fault) or fault)
+    end
+  end
+  local result = { affected = #messages, fields = native.array { "id", "topic", "delivered", "duplicate" } }
+  for i, message in ipairs(messages) do
+    local reply, wrong = record.publish(delivery, message, session or nil)
     if not reply then
       return nil, failure_of(wrong)
     end
-    table.insert(result, reply)
+    result[i] = reply
   end
-  result.affected = #result
   return result
 end
 
@@ -220,6 +232,14 @@ end
 
 -- Commits, and the message is done with it: the handler goes on only where that failed.
 function sql.finish(delivery, session)
+  if not in_transaction(delivery, session) then
+    return nil, OVER
+  end
+  local fault = record.gathered_fault(delivery)
+  if fault then
+    delivery.transaction.failed = true
+    return nil, refused_of(fault)
+  end
   local committed, wrong = sql.commit(delivery, session)
   if committed then
     delivery:finish()
