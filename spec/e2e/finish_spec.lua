@@ -156,6 +156,27 @@ describe("ctx:finish", function()
     app:stop()
   end)
 
+  it("begins anew when it is asked to, and publishes once all the same", function()
+    local app = new_app([[
+      local tries = 0
+      ctx:publish("before")
+      ctx:finish(function(tx)
+        tries = tries + 1
+        ]] .. EFFECT .. [[
+        ctx:publish("inside", tries)
+        tx:publish("with", tries)
+        if tries < 3 then tx:query "do $$ begin raise exception 'again' using errcode = '40001'; end $$" end
+      end, { retries = 2 })
+    ]])
+    app:start()
+    app:must_run("publish", "t")
+    assert.equal("1", wait_for_status(app, "done").attempts)
+    assert.equal("once", notes(app))
+    assert.equal("before {},inside 3,with 3", app.db:value [[
+      select string_agg(topic || ' ' || payload, ',' order by topic) from tidemill.queue_message where topic <> 't']])
+    app:stop()
+  end)
+
   it("checks its arguments", function()
     local app = new_app([[
       local said = {}

@@ -174,6 +174,13 @@ describe("the database of handlers", function()
     assert.equal(('"%s"\n'):format(app.database), app:must_run("call", "h"))
   end)
 
+  it("is looked for on each of several hosts", function()
+    local app = tidemill.app { config = {} }
+    local run = sql.start { app = app, dsn = ("host='/nowhere,%s' port=5432,%s user=postgres dbname=%s"):format(
+      os.getenv "PGHOST", os.getenv "PGPORT", app.database) }
+    assert.equal(app.database, run:lua "return t.query('select current_database() as v')[1].v")
+  end)
+
   it("is otherwise that of the config, and then that of the PG* variables", function()
     local app = tidemill.app { config = {} }
     local handlers = { h = HANDLER }

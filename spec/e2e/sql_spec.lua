@@ -314,6 +314,33 @@ describe("tidemill.query", function()
     ]])
   end)
 
+  it("bears what a handler says to its ops directly", function()
+    local run = sql.start { settings = "sql_connections = 1," }
+    assert.same({ 1 }, run:lua [[
+      local op = require "tidemill.await".op
+      for number, arguments in ipairs {
+        { "query" }, { "query", false }, { "query", 7, "select 1", "" }, { "query", {}, "select 1", "" },
+        { "query", false, "select 1", "garbage" }, { "query", false, "select 1", "\255\255\255\127" },
+        { "query", false, "select\0 1", "" }, { "query", false, 7, "" },
+        { "begin" }, { "begin", {} }, { "commit" }, { "commit", 0 }, { "commit", "1" }, { "rollback", 0/0 },
+        { "finish" }, { "finish", 1 },
+      } do
+        local result, wrong = op(unpack(arguments, 1, 4))
+        assert(result == nil and type(wrong) == "string", number .. tostring(wrong))
+      end
+      return { t.query("select 1 as v")[1].v }
+    ]])
+    -- What begins no transaction is none.
+    assert.equal("done", run.executor:outcome(run:send [[
+      local op = require "tidemill.await".op
+      local number = op("begin", "select 1")
+      assert(op("query", number, "select 1", "") == nil)
+      assert(op("commit", number) == nil)
+      return 1
+    ]]).kind)
+    assert.equal(1, run:lua "return t.query('select 1 as v')[1].v")
+  end)
+
   -- ---- where it waits -------------------------------------------------------------------------
 
   it("waits inside of pcall and of coroutines of the handler's own", function()
