@@ -18,10 +18,19 @@ local function new_app(config)
   return journal.app { config = config, handlers = { work = "" } }
 end
 
+-- The server's end of a connection; nil while there is none.
 local function backend_of(app, name)
   return app.db:value([[select pid from pg_stat_activity
     where datname = current_database() and application_name = $1 order by backend_start desc limit 1]],
     "tidemill " .. name)
+end
+
+-- A worker may be ready before it listens. The server's end of that, when the last of it is done.
+local function wait_for_backend(app)
+  return app:wait_until(function()
+    return app.db:value [[select pid from pg_stat_activity where datname = current_database()
+      and application_name = 'tidemill listen' and state = 'idle' and query ilike 'listen%control%']]
+  end, 20, "the worker listens")
 end
 
 -- A new connection, and not the one whose backend is `old`.
@@ -73,7 +82,7 @@ describe("a listening connection", function()
     local worker = { hung = hung:start(), cut = cut:start(), good = good:start() }
     local old = {}
     for name, app in pairs { hung = hung, cut = cut, good = good } do
-      old[name] = backend_of(app, "listen")
+      old[name] = wait_for_backend(app)
     end
     for _, app in ipairs { hung, cut, good } do
       assert_hears(app)
@@ -113,7 +122,7 @@ describe("a listening connection", function()
     local app = new_app()
     local worker = app:start()
     for _ = 1, 3 do
-      local old, position = backend_of(app, "listen"), worker:position()
+      local old, position = wait_for_backend(app), worker:position()
       app.db:query("select pg_terminate_backend($1::int)", old)
       worker:wait_for('event=database_lost link=listen error="terminating connection due to administrator command" '
         .. "sqlstate=57P01", 10, position)
