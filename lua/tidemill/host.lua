@@ -64,6 +64,9 @@ function host.log(level, ...)
   end
 end
 
+-- Nobody waits for a file to change.
+function host.file() end
+
 -- A spec's clock is its own.
 function host.now()
   if host.delivery then

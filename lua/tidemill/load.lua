@@ -12,10 +12,11 @@ local require, setmetatable, type, unpack, xpcall = require, setmetatable, type,
 local byte, find, format, gsub, match, sub =
   string.byte, string.find, string.format, string.gsub, string.match, string.sub
 local insert, sort = table.insert, table.sort
-local getinfo, huge, open, package, searchpath = debug.getinfo, math.huge, io.open, package, package.searchpath
+local getinfo, huge, package, searchpath = debug.getinfo, math.huge, package, package.searchpath
 
 local host = require "tidemill.host"
 local argument = require "tidemill.argument"
+local files = require "tidemill.files"
 local middleware = require "tidemill.middleware"
 local problem = require "tidemill.problem"
 local render = require "tidemill.render"
@@ -37,20 +38,6 @@ local Loading = {}
 Loading.__index = Loading
 
 -- ---- problems -----------------------------------------------------------------------------------
-
-local function read_file(path)
-  local file, wrong = open(path, "rb")
-  if not file then
-    return nil, wrong
-  end
-  local text
-  text, wrong = file:read "*a"
-  file:close()
-  if not text then
-    return nil, format("%s: %s", path, wrong or "cannot be read")
-  end
-  return text
-end
 
 function Loading:add(line, text)
   text = problem.one_line(text)
@@ -145,7 +132,8 @@ end
 
 -- The config's table, or nil when there is none.
 function Loading:evaluate()
-  local text, wrong = read_file(self.path)
+  local text, wrong = files.read(self.path)
+  files.note(self.path, text)
   if not text then
     self:add(nil, wrong)
     return nil
@@ -198,7 +186,7 @@ function Loading:required(name, keys, report)
     end
     return nil
   end
-  local found = { value = result, path = path or "module `" .. name .. "`", source = path and read_file(path) or "" }
+  local found = { value = result, path = path or "module `" .. name .. "`", source = path and files.read(path) or "" }
   self.files[name] = found
   return found
 end

@@ -150,6 +150,11 @@ local readers = {
       published_by = span_text(request.published_by),
     })
   end,
+  [lib.MILL_FRAME_FILE] = function(self, body, err)
+    local file = ffi.new "struct mill_file"
+    assert(lib.mill_file_read(body, file, err) == 0)
+    table.insert(self.files, { path = span_text(file.path), digest = file.digest })
+  end,
   [lib.MILL_FRAME_BYE] = function(self)
     self.said_bye = true
   end,
@@ -408,6 +413,7 @@ function executor.spawn(options)
     outcome_count = 0,
     outcomes = {},
     requests = {},
+    files = {},
   }, Run)
   table.insert(running, self)
   return self

@@ -117,6 +117,15 @@ local frames = {
   },
 }
 
+frames.FILE = {
+  kind = 69, struct = "struct mill_file", write = lib.mill_file_write, read = lib.mill_file_read,
+  example = { path = span "handlers/a.lua", digest = 0xfedcba9876543210ULL },
+  fields = function(file)
+    return { text_of(file.path), tostring(file.digest) }
+  end,
+  expected = { "handlers/a.lua", "18364758544493064720ULL" },
+}
+
 local function write(case)
   local out = new_buffer()
   case.write(out, ffi.new(case.struct, case.example))

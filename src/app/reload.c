@@ -9,6 +9,7 @@
 #include "app/reload.h"
 
 #include "app/load.h"
+#include "app/watch.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "flow/lanes.h"
@@ -21,6 +22,7 @@ struct generation {
 	struct mill_reload *reload;
 	struct mill_pool *pool;
 	uint32_t number;
+	uint32_t tag; /* for its files: trials of the same number have their own */
 	bool has_manifest;
 	struct mill_manifest manifest;
 	struct generation *next; /* in `old` */
@@ -41,13 +43,49 @@ struct mill_reload {
 	uv_timer_t pause;  /* before the next begins */
 	uint64_t begun_ns; /* the last one */
 	unsigned trials;   /* of this reload */
-	char *said;        /* the last error told: not again for what tries by itself */
+	uint32_t last_tag;
+	char *said; /* the last error told: not again for what tries by itself */
+	struct mill_watch *watch;
 
 	size_t closing; /* pools and timers */
 	bool closed;
 	void (*on_closed)(void *context);
 	void *closed_context;
 };
+
+/* ---- the files it depends on --------------------------------------------------------------- */
+
+static void on_file(struct mill_pool *pool, const struct mill_file *file, void *context)
+{
+	struct generation *generation = context;
+	struct mill_reload *reload = generation->reload;
+	(void)pool;
+	if (generation != reload->serving && generation != reload->coming)
+		return;
+	/* Where another reload follows, a change has been told of that this one may have missed. */
+	bool newest = generation == reload->coming && reload->next_reason == NULL;
+	mill_watch_file(reload->watch, file, generation->tag, newest);
+}
+
+static void on_change(const char *path, void *context)
+{
+	mill_reload_ask(context, MILL_RELOAD_CHANGED, path);
+}
+
+/* As the settings of the generation that serves say. */
+static void watch_files(struct mill_reload *reload, const struct mill_settings *settings)
+{
+	const char *config = reload->options.config_path, *slash = strrchr(config, '/');
+	int folder_len =
+	        settings->handlers[0] == '/' || slash == NULL ? 0 : (int)(slash - config) + 1;
+	size_t len = strlen(settings->handlers);
+	while (len > 1 && settings->handlers[len - 1] == '/')
+		len--;
+	char *tree = mill_sprintf("%.*s%.*s", folder_len, config, (int)len, settings->handlers);
+	mill_watch_set(reload->watch, settings->watch && reload->options.may_watch, tree);
+	mill_watch_keep(reload->watch, reload->serving->tag);
+	free(tree);
+}
 
 /* ---- the end of a reload ------------------------------------------------------------------- */
 
@@ -140,6 +178,7 @@ static bool on_manifest(struct mill_pool *pool, const struct mill_manifest *mani
 	mill_manifest_copy(&generation->manifest, manifest);
 	generation->has_manifest = true;
 	if (generation == reload->serving) {
+		watch_files(reload, &manifest->settings);
 		reload->options.on_first(reload->options.context);
 		if (reload->reason != NULL)
 			schedule(reload, 0);
@@ -233,6 +272,7 @@ static struct generation *start_generation(struct mill_reload *reload, uint32_t 
 	struct generation *generation = mill_calloc(1, sizeof(*generation));
 	generation->reload = reload;
 	generation->number = number;
+	generation->tag = ++reload->last_tag;
 	struct mill_pool_options options = {
 		.loop = reload->options.loop,
 		.program = mill_load_program(),
@@ -247,6 +287,7 @@ static struct generation *start_generation(struct mill_reload *reload, uint32_t 
 		.on_setback = on_setback,
 		.on_outcome = on_outcome,
 		.on_request = on_request,
+		.on_file = on_file,
 		.on_gone = on_gone,
 		.context = generation,
 	};
@@ -303,6 +344,7 @@ bool mill_reload_declared(struct mill_reload *reload)
 	reload->complete = false;
 	forget_news(reload);
 	const struct generation *generation = reload->serving;
+	watch_files(reload, &generation->manifest.settings);
 	mill_log(MILL_LOG_INFO, "reloaded", MILL_INT("generation", generation->number),
 	         MILL_TEXT("reason", reload->reason),
 	         MILL_NUMBER("secs", (double)(mill_clock_ns() - reload->begun_ns) / 1e9),
@@ -367,6 +409,12 @@ struct mill_reload *mill_reload_start(const struct mill_reload_options *options)
 	reload->options.config_path = mill_strdup(options->config_path);
 	reload->options.database = options->database ? mill_strdup(options->database) : NULL;
 	MILL_ASSERT(uv_timer_init(options->loop, &reload->pause) == 0);
+	struct mill_watch_options watch_options = {
+		.loop = options->loop,
+		.on_change = on_change,
+		.context = reload,
+	};
+	reload->watch = mill_watch_new(&watch_options);
 	reload->serving = start_generation(reload, 1, &options->settings->settings);
 	return reload;
 }
@@ -437,6 +485,11 @@ void mill_reload_kill(struct mill_reload *reload)
 		mill_pool_kill(old->pool);
 }
 
+static void on_watch_closed(void *context)
+{
+	check_closed(context);
+}
+
 static void on_pause_closed(uv_handle_t *handle)
 {
 	check_closed(mill_container_of(handle, struct mill_reload, pause));
@@ -447,8 +500,9 @@ void mill_reload_close(struct mill_reload *reload, void (*on_closed)(void *conte
 	reload->on_closed = on_closed;
 	reload->closed_context = context;
 	reload->closed = true;
-	reload->closing++;
+	reload->closing += 2;
 	uv_close((uv_handle_t *)&reload->pause, on_pause_closed);
+	mill_watch_close(reload->watch, on_watch_closed, reload);
 	close_generation(reload, reload->serving);
 	while (reload->old != NULL) {
 		struct generation *old = reload->old;

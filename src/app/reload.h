@@ -20,6 +20,7 @@ struct mill_reload_options {
 	bool plain_table;
 	const char *only;                     /* as in mill_runtime_options */
 	const struct mill_manifest *settings; /* as config alone gave it; read during the start */
+	bool may_watch;                       /* files, where the config says so */
 
 	/* Of every pool: as in mill_pool_options. */
 	void (*on_ready)(struct mill_executor *executor, void *context);

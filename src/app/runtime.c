@@ -343,6 +343,7 @@ static void start_reload(struct mill_runtime *runtime)
 		.plain_table = runtime->options.shape == MILL_SHAPE_PLAIN,
 		.only = runtime->options.only,
 		.settings = &runtime->settings,
+		.may_watch = !runtime->options.until_idle,
 		.on_ready = on_executor_ready,
 		.on_outcome = on_outcome,
 		.on_request = on_request,

@@ -78,6 +78,10 @@ enum mill_talk_event mill_talk_receive(struct mill_talk *talk, uint64_t end_ns,
 		int64_t size = mill_frame_parse(talk->in.data, talk->in.len, frame, err);
 		if (size < 0)
 			return MILL_TALK_FAILED;
+		if (size > 0 && frame->type == MILL_FRAME_FILE) {
+			mill_buffer_consume(&talk->in, (size_t)size);
+			continue;
+		}
 		if (size > 0) {
 			talk->taken = (size_t)size;
 			return MILL_TALK_FRAME;

@@ -54,6 +54,7 @@ struct mill_manifest {
 	struct mill_settings settings;
 	struct mill_manifest_lane *lanes;
 	size_t lane_count;
+	uint64_t code; /* of the files it came from; of the same ones it is the same */
 };
 
 /* How the topic of an app's dead letters begins: the lanes of `on_failed` have it. */

@@ -6,7 +6,7 @@
  * texts with a u32 length before them, any bytes inside. Many frames share one write.
  *
  *     runtime → executor    LOAD, DELIVER, CANCEL, REPLY, DRAIN, PING
- *     executor → runtime    MANIFEST, LOAD_ERROR, OUTCOME, REQUEST, BYE
+ *     executor → runtime    FILE, MANIFEST, LOAD_ERROR, OUTCOME, REQUEST, BYE
  *
  * A reader never trusts the other end: every length is checked, and a frame that cannot be parsed
  * is an error for the caller to act upon (the runtime kills the executor that sent it).
@@ -32,6 +32,7 @@ enum mill_frame_type {
 	MILL_FRAME_OUTCOME,
 	MILL_FRAME_REQUEST,
 	MILL_FRAME_BYE,
+	MILL_FRAME_FILE,
 };
 
 /* A growing run of bytes. Zero-initialised is empty; the owner frees it. */

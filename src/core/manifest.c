@@ -1,6 +1,7 @@
 /* The manifest, what a config.lua came to: see config.h. */
 #include "core/config.h"
 
+#include "core/digest.h"
 #include "core/policy.h"
 
 /* Visit the place of each key that has a value, in the table's order. */
@@ -218,6 +219,7 @@ static void write_body(struct mill_buffer *out, const struct mill_manifest *mani
 		mill_write_span(out, MILL_SPAN(lane->handler));
 		write_values(out, &lane->options, true);
 	}
+	mill_write_u64(out, manifest->code);
 }
 
 void mill_manifest_write(struct mill_buffer *out, const struct mill_manifest *manifest)
@@ -251,6 +253,7 @@ int mill_manifest_read(struct mill_reader *body, struct mill_manifest *manifest,
 	uint32_t count = result == 0 ? mill_read_u32(body) : 0;
 	for (uint32_t i = 0; i < count && result == 0 && !body->failed; i++)
 		result = read_lane(body, manifest, err);
+	manifest->code = mill_read_u64(body);
 	if (result == 0 && !mill_reader_finished(body))
 		result = mill_err_set(err, MILL_ERR_PROTOCOL,
 		                      "a MANIFEST frame with a body that cannot be read");
@@ -268,14 +271,11 @@ void mill_manifest_copy(struct mill_manifest *copy, const struct mill_manifest *
 	mill_buffer_free(&bytes);
 }
 
-/* FNV-1a, 64 bit: tells apart what two honest executors loaded, not what an enemy forged. */
 uint64_t mill_manifest_digest(const struct mill_manifest *manifest)
 {
 	struct mill_buffer bytes = { 0 };
 	write_body(&bytes, manifest);
-	uint64_t digest = 0xcbf29ce484222325u;
-	for (size_t i = 0; i < bytes.len; i++)
-		digest = (digest ^ (unsigned char)bytes.data[i]) * 0x100000001b3u;
+	uint64_t digest = mill_digest_more(MILL_DIGEST_BEGIN, bytes.data, bytes.len);
 	mill_buffer_free(&bytes);
 	return digest;
 }

@@ -47,6 +47,23 @@ int mill_load_error_read(struct mill_reader *body, struct mill_span *text, struc
 	return finish(body, "LOAD_ERROR", err);
 }
 
+void mill_file_write(struct mill_buffer *out, const struct mill_file *file)
+{
+	size_t at = mill_frame_begin(out, MILL_FRAME_FILE);
+	mill_write_span(out, file->path);
+	mill_write_u64(out, file->digest);
+	mill_frame_end(out, at);
+}
+
+int mill_file_read(struct mill_reader *body, struct mill_file *file, struct mill_err *err)
+{
+	file->path = mill_read_span(body);
+	file->digest = mill_read_u64(body);
+	if (file->path.data == NULL)
+		body->failed = true;
+	return finish(body, "FILE", err);
+}
+
 void mill_deliver_write(struct mill_buffer *out, const struct mill_deliver *deliver)
 {
 	size_t at = mill_frame_begin(out, MILL_FRAME_DELIVER);

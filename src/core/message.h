@@ -31,6 +31,17 @@ int mill_load_read(struct mill_reader *body, struct mill_load *load, struct mill
 void mill_load_error_write(struct mill_buffer *out, struct mill_span text);
 int mill_load_error_read(struct mill_reader *body, struct mill_span *text, struct mill_err *err);
 
+/*
+ * FILE: what an executor has loaded, or looked for in vain; each once. Those it loads by come
+ * before MANIFEST or LOAD_ERROR.
+ */
+struct mill_file {
+	struct mill_span path; /* from the working directory that both processes share */
+	uint64_t digest;       /* of its content; 0: it is not there */
+};
+void mill_file_write(struct mill_buffer *out, const struct mill_file *file);
+int mill_file_read(struct mill_reader *body, struct mill_file *file, struct mill_err *err);
+
 /* DELIVER: one message to handle. */
 struct mill_deliver {
 	uint64_t ticket;   /* names the delivery between these two processes */

@@ -160,6 +160,7 @@ static int on_load(struct executor *executor, struct mill_frame *frame, struct m
 	if (mill_load_run(&executor->vm, &load, &executor->loaded, &problems) == 0) {
 		executor->load_ok = true;
 		open_database(executor, &load);
+		executor->loaded.manifest.code = executor->tasks.code;
 		mill_manifest_write(&executor->out, &executor->loaded.manifest);
 	} else {
 		mill_load_error_write(&executor->out,

@@ -54,6 +54,8 @@ static int l_run(lua_State *L)
 	lua_call(L, 0, 0);
 	mill_vm_push(L, "tidemill.fences", "install");
 	lua_call(L, 0, 0);
+	mill_vm_push(L, "tidemill.files", "install");
+	lua_call(L, 0, 0);
 	mill_vm_push(L, "tidemill.load", "run");
 	lua_newtable(L);
 	lua_pushlightuserdata(L, &loading->loaded->manifest);

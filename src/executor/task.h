@@ -25,7 +25,7 @@ struct mill_tasks_options {
 	struct mill_vm *vm;
 	const struct mill_loaded *loaded; /* filled before the first delivery */
 	struct mill_page *page;
-	struct mill_buffer *out; /* for OUTCOME and REQUEST frames */
+	struct mill_buffer *out; /* for OUTCOME, REQUEST and FILE frames */
 	/*
 	 * Called before a handler gets the processor. `quick`: the last time one of its lane had
 	 * it, it gave it back soon; otherwise it may hold it for long.
@@ -48,6 +48,7 @@ struct mill_tasks {
 	int wait_ref;    /* the private value that await yields first */
 	int mend_ref;    /* lua/tidemill/fences.lua: undoes what a handler changed for all */
 	bool bent;       /* there is something to be undone */
+	uint64_t code;   /* of the files that were loaded: goes into the manifest */
 	const void *wait;
 	bool *quick; /* of each lane, see before_run */
 	/* The last created_at as text, since those of a batch are often of one second. */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "core/digest.h"
 #include "executor/fence.h"
 #include "executor/json.h"
 
@@ -209,10 +210,32 @@ static int l_end_child(lua_State *L)
 	return 0;
 }
 
+/*
+ * file(path, text or nil): a file was loaded, or looked for and not found. In whatever order they
+ * come, the same files add up to the same code.
+ */
+static int l_file(lua_State *L)
+{
+	struct mill_tasks *tasks = tasks_of(L);
+	size_t len = 0;
+	struct mill_file file = { .digest = 0 };
+	file.path.data = luaL_checklstring(L, 1, &file.path.len);
+	const char *text = luaL_optlstring(L, 2, NULL, &len);
+	if (text != NULL) {
+		file.digest = mill_digest_content(text, len);
+		uint64_t name = mill_digest_more(MILL_DIGEST_BEGIN, file.path.data, file.path.len);
+		tasks->code += mill_digest_more(name, &file.digest, sizeof(file.digest));
+	}
+	mill_file_write(tasks->options.out, &file);
+	return 0;
+}
+
 static const luaL_Reg host_functions[] = {
-	{ "running", l_running },           { "owns", l_owns },           { "take", l_take },
-	{ "outcome", l_outcome },           { "gather", l_gather },       { "bend", l_bend },
-	{ "newest_child", l_newest_child }, { "end_child", l_end_child }, { NULL, NULL },
+	{ "running", l_running },     { "owns", l_owns },
+	{ "take", l_take },           { "outcome", l_outcome },
+	{ "gather", l_gather },       { "bend", l_bend },
+	{ "file", l_file },           { "newest_child", l_newest_child },
+	{ "end_child", l_end_child }, { NULL, NULL },
 };
 
 void mill_task_open_host(lua_State *L, struct mill_tasks *tasks)

@@ -116,6 +116,7 @@ static int on_frame(struct mill_process *process, struct mill_frame *frame, stru
 	const struct mill_pool_options *options = &process->executor.pool->options;
 	struct mill_outcome outcome;
 	struct mill_request request;
+	struct mill_file file;
 	switch (frame->type) {
 	case MILL_FRAME_MANIFEST:
 		return take_manifest(process, &frame->body, err);
@@ -130,6 +131,11 @@ static int on_frame(struct mill_process *process, struct mill_frame *frame, stru
 		if (mill_request_read(&frame->body, &request, err) != 0)
 			return -1;
 		options->on_request(&process->executor, &request, options->context);
+		return 0;
+	case MILL_FRAME_FILE:
+		if (mill_file_read(&frame->body, &file, err) != 0)
+			return -1;
+		options->on_file(process->executor.pool, &file, options->context);
 		return 0;
 	case MILL_FRAME_BYE:
 		return 0;

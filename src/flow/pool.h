@@ -68,6 +68,8 @@ struct mill_pool_options {
 	                   void *context);
 	void (*on_request)(struct mill_executor *executor, const struct mill_request *request,
 	                   void *context);
+	/* An executor has loaded this file, or looked for it. */
+	void (*on_file)(struct mill_pool *pool, const struct mill_file *file, void *context);
 	/* It has ended (waitpid): `sent` holds what it never answered, and must be empty on return.
 	 */
 	void (*on_gone)(struct mill_executor *executor, const struct mill_executor_death *death,
