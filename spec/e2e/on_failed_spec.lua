@@ -171,6 +171,20 @@ describe("a dead letter is told", function()
     told_of(app, id)
   end)
 
+  it("to a handler that may look its payload up", function()
+    local app = new_app()
+    app:write_handler("report", [[
+      local tidemill = require "tidemill"
+      return function(failed)
+        local rows = tidemill.query("select payload from tidemill.queue_message where id = $1", failed.id)
+        require "journal".note(rows[1].payload.text)
+      end]])
+    app:start()
+    journal.publish(app, "t", '{"text": "five"}')
+    app:wait_until(function() return journal.notes(app)[1] end, 30, "the dead letter is told")
+    assert.equal("five", journal.notes(app)[1])
+  end)
+
   it("again when it was retried and failed again", function()
     local app = new_app()
     app:start()
