@@ -48,6 +48,13 @@ local errors = {
   { "opens_every_file", "local t = {} while true do t[#t + 1] = assert(io.open '/dev/null') end", "Too many open" },
   { "changes_its_coroutine", "setfenv(0, {})", "setfenv" },
   { "reaches_for_the_registry", "debug.getregistry()[1] = nil", "debug.getregistry" },
+  { "asks_for_what_is_no_sql", "tidemill.query 'selekt'", "syntax error" },
+  { "ends_its_connection", "tidemill.query 'select pg_terminate_backend(pg_backend_pid())'", "terminating connection" },
+  { "raises_in_a_transaction", [[
+    tidemill.transaction(function(tx)
+      tx:query "create table tidemill.left_over ()"
+      error "in a transaction"
+    end)]], "in a transaction" },
   { "loads_what_is_no_program", "assert(load '(')()", "unexpected symbol" },
   { "ends_well", "ctx:discard 'on purpose'", "on purpose", discarded = true },
 }
@@ -140,6 +147,17 @@ local hangs = {
   { "stops_itself", "ffi.cdef 'int raise(int);' ffi.C.raise(19)", HELD },
   { "waits_for_ever", "tidemill.sleep(3600)", LATE },
   { "waits_again_and_again", "while true do tidemill.sleep(0) end", LATE },
+  { "queries_for_ever", "tidemill.query 'select pg_sleep(1000)'", LATE },
+  { "locks_the_queue_and_waits", [[
+    tidemill.transaction(function(tx)
+      tx:query "lock table tidemill.queue_message in access exclusive mode"
+      tidemill.sleep(1000)
+    end)]], LATE },
+  { "locks_the_queue_and_loops", [[
+    tidemill.transaction(function(tx)
+      tx:query "lock table tidemill.queue_message in access exclusive mode"
+      while true do end
+    end)]], "the processor" },
   { "waits_in_pcall", "while true do pcall(tidemill.sleep, 0.5) end", LATE },
   { "loops_when_it_is_late", "pcall(tidemill.sleep, 3600) while true do end", "the processor" },
 }
