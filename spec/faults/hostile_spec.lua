@@ -101,6 +101,15 @@ local function publish(app, group)
   publish_good(app, GOOD)
 end
 
+local function says_one_of(error, expected)
+  for _, text in ipairs(type(expected) == "table" and expected or { expected }) do
+    if error:find(text, 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
 -- What is wrong with how a script's message ended, as text, or nil.
 local function complaint(script, row, starts)
   local name, expected = script[1], script[3]
@@ -112,7 +121,7 @@ local function complaint(script, row, starts)
     return ("%s was counted %d attempts: %s"):format(name, attempts, row.error)
   elseif starts < attempts or starts > attempts + crashes then
     return ("%s was started %d times, %d attempts, %d crashes"):format(name, starts, attempts, crashes)
-  elseif expected and not row.error:find(expected, 1, true) then
+  elseif expected and not says_one_of(row.error, expected) then
     return ("%s has the error %q"):format(name, row.error:sub(1, 300))
   end
 end

@@ -1,9 +1,9 @@
 -- Handlers that do their worst, each by accident, and what must become of a message that such a handler gets.
 --
 -- A script is { name, body, ends }: the body of a function (payload, ctx) that finds `tidemill`, `ffi` and `spin`.
--- `ends` is a text that its error must contain when it becomes a dead letter; without one it must be done, and
--- with `discarded = true` discarded. What of the library a script breaks, it may find broken itself. `memory`:
--- it is about max_memory_mb.
+-- `ends` is a text (or several: one of them) that its error must contain when it becomes a dead letter; without
+-- one it must be done, and with `discarded = true` discarded. What of the library a script breaks, it may find
+-- broken itself. `memory`: it is about max_memory_mb.
 
 -- ---- raise --------------------------------------------------------------------------------------
 
@@ -164,6 +164,8 @@ local hangs = {
 
 -- ---- end their process --------------------------------------------------------------------------
 
+-- Killed for its memory or, where the machine is so busy that it has not got far by then, for its time.
+local EATEN = { "memory", HELD }
 local CRASHED = "handler crashed its executor (signal "
 local SOCKET = "ffi.cdef 'int close(int); int shutdown(int, int); int dup2(int, int);"
   .. " long write(int, const void *, size_t);' "
@@ -182,15 +184,15 @@ local crashes = {
     os.execute(("(sleep 0.1; kill -9 %d) >/dev/null 2>&1 &"):format(ffi.C.getpid()))
     tidemill.sleep(60)]], CRASHED .. "9, SIGKILL" },
   { "recurses_in_coroutines", "local function f() coroutine.wrap(f)() end f()", "" },
-  { "eats_memory", "local t = {} while true do t[#t + 1] = ('x'):rep(1e6) .. #t spin(0.0002) end", "memory",
+  { "eats_memory", "local t = {} while true do t[#t + 1] = ('x'):rep(1e6) .. #t spin(0.0002) end", EATEN,
     memory = true },
-  { "doubles_a_text", "local t = 'x' while true do t = t .. t spin(0.001) end", "memory", memory = true },
+  { "doubles_a_text", "local t = 'x' while true do t = t .. t spin(0.001) end", EATEN, memory = true },
   { "eats_memory_in_c", [[
     ffi.cdef "void *malloc(size_t);"
     while true do
       ffi.fill(ffi.C.malloc(1e7), 1e7, 1)
       spin(0.003)
-    end]], "memory", memory = true },
+    end]], EATEN, memory = true },
   { "closes_the_socket", SOCKET .. "ffi.C.close(3)", "executor" },
   { "closes_the_socket_and_waits", SOCKET .. "ffi.C.close(3) tidemill.sleep(60)", "executor" },
   { "shuts_the_socket_down", SOCKET .. "ffi.C.shutdown(3, 2)", "executor" },
