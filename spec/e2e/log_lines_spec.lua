@@ -1,6 +1,7 @@
 -- What the worker's log says of messages: who published to nobody, when a retry comes, what to do about a
 -- dead letter, how an executor died.
 
+local process = require "spec.support.process"
 local tidemill = require "spec.support.tidemill"
 
 after_each(tidemill.close_all)
@@ -21,6 +22,36 @@ local function finish(app, count)
       .. " and status in ('done', 'failed')") == tostring(count)
   end, 30, "the messages of the spec are finished")
 end
+
+describe("the log", function()
+  -- A service manager, a container and a shell's `|` all give the program a pipe.
+  for _, words in ipairs { { "drain" }, { "call", "h" } } do
+    it("tells what a handler says in `" .. words[1] .. "` when it goes to a pipe, too", function()
+      local app = tidemill.app {
+        config = { executors = 1, subscribe = { a = "h" } },
+        handlers = {
+          h = [[
+            return function(payload, ctx)
+              print "printed"
+              ctx:log "logged"
+              io.stderr:write "written"
+            end]],
+        },
+      }
+      app:must_run "drain" -- declares the subscription
+      app.db:value "select tidemill.publish('a')"
+      local argv = { "sh", "-c", '"$@" 2>&1 | cat', "sh", tidemill.binary, unpack(words) }
+      for _, word in ipairs { "-c", app.config_path, "--database", app.dsn } do
+        table.insert(argv, word)
+      end
+      argv.cwd = app.dir
+      local output = process.run(argv).stdout
+      for _, text in ipairs { "printed", "logged", "written" } do
+        assert.is_truthy(output:find(text, 1, true), output)
+      end
+    end)
+  end
+end)
 
 describe("the log of a worker", function()
   it("names who published to nobody, a topic once, and no raw notice", function()

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/log.h"
 
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_CLOEXEC (1U << 2)
@@ -50,13 +52,21 @@ void mill_child_keep_from(int first)
 		fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-void mill_child_close_from(int first)
+static void close_range_of(int first, int last)
 {
-	if (syscall(SYS_close_range, (unsigned)first, ~0U, 0) == 0)
+	if (first > last || syscall(SYS_close_range, (unsigned)first, (unsigned)last, 0) == 0)
 		return;
 	/* Linux before 5.9. */
-	for (int fd = first; fd < 1024; fd++)
+	for (int fd = first; fd <= last && fd < 1024; fd++)
 		close(fd);
+}
+
+void mill_child_close_from(int first)
+{
+	int log = mill_log_descriptor();
+	close_range_of(first, log >= first ? log - 1 : INT_MAX);
+	if (log >= first)
+		close_range_of(log + 1, INT_MAX);
 }
 
 /* From here to exec only what is safe after a fork. */

@@ -48,7 +48,7 @@ pid_t mill_child_start(const struct mill_child_options *options, struct mill_err
  * left open included.
  */
 void mill_child_keep_from(int first);
-/* Close descriptors from `first` on: whoever started us left them open. */
+/* Close descriptors from `first` on, but for the log's: whoever started us left them open. */
 void mill_child_close_from(int first);
 
 enum mill_child_wait {

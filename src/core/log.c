@@ -54,6 +54,11 @@ enum mill_log_format mill_log_current_format(void)
 	return line_format;
 }
 
+int mill_log_descriptor(void)
+{
+	return output;
+}
+
 bool mill_log_gate(struct mill_log_gate *gate, unsigned every_secs, uint64_t *skipped)
 {
 	uint64_t now = mill_clock_ns();

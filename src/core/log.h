@@ -52,6 +52,8 @@ void mill_log_write(enum mill_log_level level, const char *event, const struct m
 void mill_log_setup(enum mill_log_level level, enum mill_log_format format);
 enum mill_log_level mill_log_threshold(void);
 enum mill_log_format mill_log_current_format(void);
+/* Where lines are written; never to be closed by others. */
+int mill_log_descriptor(void);
 
 /*
  * A gate for events that come in storms: mill_log_gate returns true at most once in `every_secs`,
