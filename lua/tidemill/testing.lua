@@ -109,7 +109,7 @@ end
 local function with_around(handle, around)
   local list = {}
   for i, each in ipairs(type(around) == "table" and around or { around }) do
-    list[i] = type(each) == "string" and surroundings.load(each) or each
+    list[i] = type(each) == "string" and assert(surroundings.load(each)) or each
   end
   return middleware.compose(handle, list)
 end
@@ -134,8 +134,12 @@ end
 local function find_handler(handler)
   local subscriber = "handler"
   if type(handler) == "string" then
+    local wrong
     subscriber = handler
-    handler = surroundings.load(handler)
+    handler, wrong = surroundings.load(handler)
+    if wrong then
+      return nil, wrong
+    end
   end
   if type(handler) == "function" then
     return handler, { subscriber = subscriber }

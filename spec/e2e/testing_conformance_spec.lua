@@ -13,7 +13,8 @@ local url -- of the service
 -- Each case is the body of a handler, and what is special about its message: `payload` and `headers` as JSON,
 -- `attempts`, `max_attempts`, `priority`, `published_by`, `timeout_secs`. `like`: what the error holds, where the
 -- whole of it depends on how much stack there is. `stub`: says in a spec what a real service or database
--- says to the executor; URL in a body is where that service is. `in_sql`: it publishes by SQL.
+-- says to the executor; URL in a body is where that service is. `around`: the middleware
+-- beside the handler. `in_sql`: it publishes by SQL.
 local CASES = {
   -- ---- what it is given
   { "returns nothing", "" },
@@ -360,6 +361,29 @@ local CASES = {
   { "finishes without a function", "ctx:finish()" },
   { "finishes by a dot", "ctx.finish(function() end)" },
 
+  -- ---- middleware
+  { "runs inside of middleware", "return { payload.n + 1 }", payload = '{"n": 1}',
+    around = [[function(next, payload, ctx)
+      ctx:log("before")
+      payload.n = payload.n + 10
+      local result = next(payload, ctx)
+      tidemill.sleep(0)
+      result[2] = ctx.attempts
+      return result
+    end]] },
+  { "raises through middleware", "local function deep() error('no') end deep() return 1",
+    around = "function(next, payload, ctx) local result = next(payload, ctx) return result end" },
+  { "raises into middleware that catches it", "error('no', 0)",
+    around = "function(next, payload, ctx) return { pcall(next, payload, ctx) } end" },
+  { "retries through middleware", "ctx:retry(7, 'busy')",
+    around = "function(next, payload, ctx) pcall(next, payload, ctx) error 'went on' end" },
+  { "is left out by middleware", "error 'called'",
+    around = "function(_, _, ctx) ctx:publish('a') return 'instead' end" },
+  { "is called without a ctx by middleware", "return 1",
+    around = "function(next, payload) local result = next(payload) return result end" },
+  { "exceeds its limit in middleware", "return 1", timeout_secs = 0.05,
+    around = "function(next, payload, ctx) tidemill.sleep(60) return next(payload, ctx) end" },
+
   { "connects by itself", "tidemill.connect()" },
   { "finds its libraries", "return { type(require 'ffi'), type(require 'bit'), type(require('cjson').encode) }" },
 }
@@ -374,7 +398,11 @@ local function name_of(i)
 end
 
 local function text_of(case)
-  return 'local tidemill = require "tidemill"\nreturn function(payload, ctx)\n' .. case[2]:gsub("URL", url) .. "\nend\n"
+  local handle = "function(payload, ctx)\n" .. case[2]:gsub("URL", url) .. "\nend\n"
+  if case.around then
+    handle = ("{ around = %s,\nhandle = %s }"):format(case.around, handle)
+  end
+  return 'local tidemill = require "tidemill"\nreturn ' .. handle
 end
 
 local function decoded(text)

@@ -419,9 +419,11 @@ describe("handlers by name", function()
   end)
 
   it("are said to be missing", function()
-    assert.matches("^false .*module 'nothere' not found:.*%./handlers/nothere%.lua", luajit [[
-      io.write(tostring(pcall(testing.run, "nothere")), " ", tostring(select(2, pcall(testing.run, "nothere"))))
-    ]])
+    assert.equal("testing.run: there is no module `not.here`: looked for handlers/not/here.lua and "
+      .. "handlers/not/here/init.lua, and in package.path\n", luajit 'print(select(2, pcall(testing.run, "not.here")))')
+    folder.write(dir, "handlers/broken.lua", "return {")
+    assert.matches("^error loading module 'broken' from file '%./handlers/broken.lua':.*unexpected symbol near", luajit
+      'print(select(2, pcall(testing.run, "broken")))')
   end)
 
   it("work beside handlers that keep coroutine functions in locals", function()

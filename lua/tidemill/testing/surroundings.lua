@@ -103,10 +103,16 @@ local function noting(path, fn, ...)
   return result, wrong
 end
 
--- The module of that name. Raises what require raises.
+-- The module of that name, or nil and why there is none. One that cannot be loaded raises what require raises.
 function surroundings.load(name)
   if not package.path:find(FOLDER, 1, true) then
     package.path = FOLDER .. ";" .. package.path
+  end
+  local there = package.loaded[name] ~= nil or package.preload[name] or package.searchpath(name, package.path)
+  if not there then
+    local path = name:gsub("%.", "/")
+    return nil, ("there is no module `%s`: looked for handlers/%s.lua and handlers/%s/init.lua, and in package.path")
+      :format(name, path, path)
   end
   return noting(FOLDER, require, name)
 end
