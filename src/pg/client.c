@@ -1,27 +1,22 @@
-/*
- * One connection for statements of handlers: see client.h.
- *
- * libpq closes and reopens sockets while it connects, often under the same number, so the poll
- * handle is closed before each step of a connect and made anew after it.
- */
+/* One connection for statements of handlers: see client.h. */
 #include "pg/client.h"
 
 #include <libpq-fe.h>
 #include <stdio.h>
 
 #include "core/list.h"
-#include "pg/address.h"
 #include "pg/arguments.h"
 #include "pg/cancel.h"
+#include "pg/connect.h"
 #include "pg/prepared.h"
+#include "pg/watch.h"
 
-#define CONNECT_DEADLINE_MS 10000
 #define CLEAN_DEADLINE_MS 5000
 #define BUFFER_KEEP (1024 * 1024) /* one that grew beyond is given back after the statement */
 /* A server of 14 or newer looks so often whether we are still there while a statement runs. */
 #define CHECK_SQL "SELECT set_config('client_connection_check_interval', '5000', false)"
 
-enum client_state { CLOSED, RESOLVING, CONNECTING, READY };
+enum client_state { CLOSED, CONNECTING, READY };
 
 /* What the exchange that is under way is for. */
 enum client_work {
@@ -37,10 +32,9 @@ struct mill_client {
 	struct mill_client_options options;
 	enum client_state state;
 	enum client_work work;
-	struct mill_address address;
-	struct mill_resolve *resolve;
+	struct mill_connect *connect; /* CONNECTING */
 	PGconn *connection;
-	uv_poll_t *poll; /* heap: closing takes a turn of the loop */
+	struct mill_watch watch;
 	bool watching_write;
 	uv_timer_t timer; /* a deadline, or the next turn of the loop */
 	bool pooled;      /* somebody between us and the server */
@@ -65,44 +59,15 @@ static void begin_statement(struct mill_client *client);
 static void lose(struct mill_client *client);
 static void on_ready_event(uv_poll_t *poll, int status, int events);
 
-/* ---- handles ------------------------------------------------------------------------------- */
-
-static void on_poll_closed(uv_handle_t *handle)
-{
-	free(handle);
-}
-
-static void unwatch(struct mill_client *client)
-{
-	if (client->poll == NULL)
-		return;
-	client->poll->data = NULL;
-	uv_close((uv_handle_t *)client->poll, on_poll_closed);
-	client->poll = NULL;
-	client->watching_write = false;
-}
-
-static void watch(struct mill_client *client, int events, uv_poll_cb on_event)
-{
-	unwatch(client);
-	client->poll = mill_calloc(1, sizeof(*client->poll));
-	if (uv_poll_init(client->options.loop, client->poll, PQsocket(client->connection)) != 0) {
-		free(client->poll);
-		client->poll = NULL;
-		return; /* the deadline ends this attempt */
-	}
-	client->poll->data = client;
-	uv_poll_start(client->poll, events, on_event);
-}
+/* ---- the connection ------------------------------------------------------------------------ */
 
 static void drop_connection(struct mill_client *client)
 {
-	if (client->resolve != NULL)
-		mill_resolve_abandon(client->resolve);
-	client->resolve = NULL;
-	unwatch(client);
-	if (client->connection != NULL)
-		PQfinish(client->connection);
+	if (client->connect != NULL)
+		mill_connect_abandon(client->connect);
+	client->connect = NULL;
+	mill_watch_stop(&client->watch);
+	PQfinish(client->connection);
 	client->connection = NULL;
 	client->state = CLOSED;
 	client->work = NOTHING;
@@ -114,7 +79,7 @@ static void drop_connection(struct mill_client *client)
 /* What runs is of no use any more: the server is told so, and the connection goes with it. */
 static void cancel(struct mill_client *client)
 {
-	unwatch(client);
+	mill_watch_stop(&client->watch);
 	mill_cancel_and_finish(client->options.loop, client->connection);
 	client->connection = NULL;
 }
@@ -178,11 +143,18 @@ static void flush(struct mill_client *client)
 		/* What the server said before it hung up is to be read first. */
 		left = 0;
 	}
-	if ((left > 0) != client->watching_write && client->poll != NULL) {
-		client->watching_write = left > 0;
-		uv_poll_start(client->poll, UV_READABLE | (left > 0 ? UV_WRITABLE : 0),
-		              on_ready_event);
-	}
+	if ((left > 0) == client->watching_write)
+		return;
+	client->watching_write = left > 0;
+	mill_watch_change(&client->watch, UV_READABLE | (left > 0 ? UV_WRITABLE : 0),
+	                  on_ready_event);
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+	struct mill_client *client = mill_container_of(timer, struct mill_client, timer);
+	mill_answer_fail(&client->answer, NULL, "the database does not answer");
+	lose(client);
 }
 
 static void on_send_failed(uv_timer_t *timer)
@@ -293,16 +265,6 @@ static void end_statement(struct mill_client *client)
 
 /* ---- cleaning ------------------------------------------------------------------------------ */
 
-static void on_deadline(uv_timer_t *timer)
-{
-	struct mill_client *client = mill_container_of(timer, struct mill_client, timer);
-	mill_answer_fail(&client->answer, NULL,
-	                 "the database does not answer: no connection "
-	                 "within %d s",
-	                 CONNECT_DEADLINE_MS / 1000);
-	lose(client);
-}
-
 /* The next thing to mend; false: there is none. */
 static bool send_cleaning(struct mill_client *client)
 {
@@ -385,7 +347,6 @@ static void end_exchange(struct mill_client *client)
 	case NOTHING:
 		break;
 	case GREETING:
-		uv_timer_stop(&client->timer);
 		end_greeting(client);
 		break;
 	case CHECKING: /* a server that cannot (not on Linux) does without */
@@ -439,17 +400,14 @@ static void on_ready_event(uv_poll_t *poll, int status, int events)
 	struct mill_client *client = poll->data;
 	(void)status;
 	(void)events;
-	if (client == NULL)
-		return;
 	bool read = PQconsumeInput(client->connection) == 1;
 	PGnotify *notify;
 	while ((notify = PQnotifies(client->connection)) != NULL)
 		PQfreemem(notify);
 	if (client->work != NOTHING)
 		read_results(client);
-	/* `client` may be gone now, and with it `poll`'s data. */
-	client = poll->data;
-	if (client == NULL)
+	/* That may have closed the connection, or the client. */
+	if (client->watch.poll != poll)
 		return;
 	if (!read || client->leaving || PQstatus(client->connection) != CONNECTION_OK)
 		lose(client);
@@ -458,16 +416,6 @@ static void on_ready_event(uv_poll_t *poll, int status, int events)
 }
 
 /* ---- connecting ---------------------------------------------------------------------------- */
-
-static void step_connecting(struct mill_client *client);
-
-static void on_connect_event(uv_poll_t *poll, int status, int events)
-{
-	(void)status; /* a refused connect shows as UV_EBADF here; libpq knows the reason */
-	(void)events;
-	if (poll->data != NULL)
-		step_connecting(poll->data);
-}
 
 /* Of what the server says unasked, its last words matter. */
 static void on_notice(void *context, const PGresult *result)
@@ -478,65 +426,41 @@ static void on_notice(void *context, const PGresult *result)
 		client->leaving = true;
 }
 
-static void connect_failed(struct mill_client *client, const char *text)
-{
-	mill_answer_fail(&client->answer, NULL, "the database cannot be reached: %s", text);
-	lose(client);
-}
-
-static void step_connecting(struct mill_client *client)
-{
-	unwatch(client);
-	switch (PQconnectPoll(client->connection)) {
-	case PGRES_POLLING_READING:
-		watch(client, UV_READABLE, on_connect_event);
-		break;
-	case PGRES_POLLING_WRITING:
-		watch(client, UV_WRITABLE, on_connect_event);
-		break;
-	case PGRES_POLLING_OK:
-		client->state = READY;
-		PQsetNoticeReceiver(client->connection, on_notice, client);
-		PQsetnonblocking(client->connection, 1);
-		watch(client, UV_READABLE, on_ready_event);
-		greet(client);
-		break;
-	default:
-		connect_failed(client, PQerrorMessage(client->connection));
-		break;
-	}
-}
-
-static void on_resolved(const struct mill_err *err, void *context)
+static void on_connected(PGconn *connection, const struct mill_err *err, void *context)
 {
 	struct mill_client *client = context;
-	client->resolve = NULL;
-	if (err != NULL)
-		return connect_failed(client, err->message);
-	client->state = CONNECTING;
-	client->connection = PQconnectStartParams(client->address.keywords,
-	                                          (const char *const *)client->address.values, 0);
-	if (client->connection == NULL || PQstatus(client->connection) == CONNECTION_BAD)
-		return connect_failed(client, client->connection
-		                                      ? PQerrorMessage(client->connection)
-		                                      : "out of memory");
-	watch(client, UV_WRITABLE, on_connect_event);
+	client->connect = NULL;
+	if (connection == NULL) {
+		mill_answer_fail(&client->answer, NULL, "the database cannot be reached: %s",
+		                 err->message);
+		lose(client);
+		return;
+	}
+	client->connection = connection;
+	client->state = READY;
+	client->watching_write = false;
+	PQsetNoticeReceiver(connection, on_notice, client);
+	PQsetnonblocking(connection, 1);
+	/* Where the loop cannot watch, the connection is lost in its next turn. */
+	bool watched = mill_watch_start(&client->watch, client->options.loop, PQsocket(connection),
+	                                UV_READABLE, on_ready_event, client) == 0;
+	if (watched)
+		greet(client);
+	else
+		sent(client, GREETING, 0);
 }
 
 static void start_connecting(struct mill_client *client)
 {
 	struct mill_err err;
-	client->state = RESOLVING;
-	mill_address_free(&client->address);
-	if (mill_address_parse(client->options.dsn, client->options.application, &client->address,
-	                       &err) != 0) {
-		mill_answer_fail(&client->answer, NULL, "%s", err.message);
-		uv_timer_start(&client->timer, on_send_failed, 0, 0);
+	client->state = CONNECTING;
+	client->connect =
+	        mill_connect_start(client->options.loop, client->options.dsn,
+	                           client->options.application, on_connected, client, &err);
+	if (client->connect != NULL)
 		return;
-	}
-	uv_timer_start(&client->timer, on_deadline, CONNECT_DEADLINE_MS, 0);
-	client->resolve =
-	        mill_address_resolve(client->options.loop, &client->address, on_resolved, client);
+	mill_answer_fail(&client->answer, NULL, "%s", err.message);
+	uv_timer_start(&client->timer, on_send_failed, 0, 0);
 }
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -553,7 +477,6 @@ struct mill_client *mill_client_new(const struct mill_client_options *options)
 static void on_timer_closed(uv_handle_t *handle)
 {
 	struct mill_client *client = mill_container_of(handle, struct mill_client, timer);
-	mill_address_free(&client->address);
 	mill_buffer_free(&client->sql);
 	mill_buffer_free(&client->arguments);
 	mill_answer_clear(&client->answer);

@@ -1,9 +1,7 @@
 /*
  * A client: one asynchronous connection for statements that handlers write, one at a time.
  *
- *     CLOSED ──► RESOLVING ──► CONNECTING ──► GREETING ──► READY ◄──► BUSY
- *        ▲            │             │             │           │         │
- *        └────────────┴─────────────┴─────────────┴───────────┴─────────┘  lost
+ *     CLOSED ──► CONNECTING ──► READY ──► lost: CLOSED again
  *
  * It connects when it is first needed and tells of a connection that breaks; it never reconnects
  * behind the back of a transaction. Statements used twice are prepared, unless a pooler stands
