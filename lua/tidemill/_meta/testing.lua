@@ -1,7 +1,7 @@
 ---@meta tidemill.testing
 -- `require "tidemill.testing"`, in specs.
 
----@class testing
+---@class tidemill.testing
 local testing = {}
 
 ---@class tidemill.RunOptions
