@@ -19,19 +19,30 @@ as $$
     (select array_agg(distinct s.app) from {schema}.subscription as s where s.topic = apps_of.topic))
 $$;
 
--- What is told. An error, and a history, that somebody else wrote may be of any size.
+-- What is told. An error, and a history, that somebody else wrote may be of any size; what is larger than a payload may
+-- be is told in fewer words, for nobody would be told otherwise.
 create function {schema}.failure(failed {schema}.{table}, app text, max_attempts integer) returns jsonb
 language sql stable
 as $$
-  select jsonb_build_object(
-    'id', failed.id, 'topic', failed.topic, 'subscriber', failed.subscriber, 'app', failure.app,
-    'attempts', failed.attempts, 'max_attempts', failure.max_attempts,
-    'error', {schema}.cut_text(failed.error, 4000),
-    'errors', case when jsonb_typeof(failed.errors) = 'array' and octet_length(failed.errors::text) <= 65536
-                   then failed.errors else '[]' end,
-    'published_by', failed.published_by,
-    'created_at', to_char(failed.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-    'failed_at', to_char(failed.processed_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+  with report as (
+    select jsonb_build_object(
+      'id', failed.id, 'topic', failed.topic, 'subscriber', failed.subscriber, 'app', failure.app,
+      'attempts', failed.attempts, 'max_attempts', failure.max_attempts,
+      'error', {schema}.cut_text(failed.error, 4000),
+      'errors', case when jsonb_typeof(failed.errors) = 'array' and octet_length(failed.errors::text) <= 65536
+                     then failed.errors else '[]' end,
+      'published_by', failed.published_by,
+      'created_at', to_char(failed.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+      'failed_at', to_char(failed.processed_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) as whole)
+  select form.told
+    from report, {schema}.setting,
+         lateral (values
+           (1, report.whole),
+           (2, report.whole || jsonb_build_object('errors', '[]'::jsonb, 'error', {schema}.cut_text(failed.error, 500))),
+           (3, jsonb_build_object('id', failed.id))) as form(place, told)
+   where octet_length(form.told::text) <= setting.max_payload_bytes or form.place = 3
+   order by form.place
+   limit 1
 $$;
 
 -- Whoever may change the row need have no right to anything here.

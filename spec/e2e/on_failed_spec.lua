@@ -131,6 +131,23 @@ describe("a dead letter is told", function()
     assert_told(app, 1)
   end)
 
+  it("in fewer words where payloads must be small", function()
+    for _, case in ipairs { { 1200, "errors" }, { 300, "error" } } do
+      local app = new_app("error(('x'):rep(3000))", { max_payload_bytes = case[1] })
+      app:start()
+      local id = journal.publish(app, "t")
+      local told = told_of(app, id).told
+      assert_told(app, 1)
+      if case[2] == "errors" then
+        assert.same({}, told.errors)
+        assert.equal("t", told.topic)
+        assert.is_true(#told.error > 400 and #told.error <= 500 + #"…")
+      else
+        assert.same({ id = id }, told)
+      end
+    end
+  end)
+
   it("when a person writes the status by hand, whatever else the row holds", function()
     local app = new_app("")
     app:start()
