@@ -258,8 +258,19 @@ describe("settings", function()
 
   it("that take a restart are refused once, however often an executor dies", function()
     local app = reloading.app({ executors = 2 }, { work = "" })
+    reloading.write(app, "work", "", [[ journal.note(journal.pid) ]])
     local worker = app:start()
     reloading.wait_for_executors(app, worker, 2)
+    -- Both have read the first config: one that reads the second cannot take the place of the other.
+    app:wait_until(function()
+      local notes = "," .. table.concat(journal.notes(app), ",") .. ","
+      for _, child in ipairs(process.children(worker.pid)) do
+        if not notes:find("," .. child.pid .. ",", 1, true) then
+          return false
+        end
+      end
+      return true
+    end, 30, "both executors have loaded")
     reloading.set(app, { executors = 2, prefix = "other" })
     process.run { "kill", "-9", process.children(worker.pid)[1].pid }
     worker:wait_for "event=reload_failed [^\n]*`prefix` has changed"
