@@ -90,6 +90,19 @@ sql.ask = ask
 
 local RESULT = "select p.id, p.topic, p.delivered, p.duplicate from "
 
+-- No such function, no such schema.
+local ABSENT = { ["42883"] = true, ["3F000"] = true }
+
+-- Calls a function of our schema with JSON: its rows, or nil and why not.
+local function ask_queue(engine, session, name, json)
+  local rows, wrong = ask(engine, session, format('%s"%s".%s($1::jsonb) as p', RESULT, engine.schema, name), json)
+  if not rows and type(wrong) == "table" and ABSENT[wrong.sqlstate] then
+    wrong.hint = format('there is no queue in schema "%s" of this database: `tidemill migrate` makes one',
+      engine.schema)
+  end
+  return rows, wrong
+end
+
 local function carried_of(engine)
   return { published_by = engine.publisher() }
 end
@@ -104,7 +117,7 @@ function sql.publish(engine, session, topic, payload, options)
     return nil, wrong
   end
   local rows
-  rows, wrong = ask(engine, session, format('%s"%s".publish_item($1::jsonb) as p', RESULT, engine.schema), item)
+  rows, wrong = ask_queue(engine, session, "publish_item", item)
   if not rows then
     return nil, wrong
   end
@@ -148,8 +161,7 @@ function sql.publish_many(engine, session, list)
   if #items == 0 then
     return {}
   end
-  local rows, wrong = ask(engine, session, format('%s"%s".publish_many($1::jsonb) as p', RESULT, engine.schema),
-    "[" .. concat(items, ",") .. "]")
+  local rows, wrong = ask_queue(engine, session, "publish_many", "[" .. concat(items, ",") .. "]")
   if not rows then
     return nil, wrong
   end

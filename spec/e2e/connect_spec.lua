@@ -125,6 +125,18 @@ describe("tidemill.connect", function()
     assert.matches("db:query: this connection is closed", lines[#expected + 1])
   end)
 
+  it("says that there is no queue", function()
+    local app = tidemill.app {}
+    local said = run(app, [[
+      local db = t.connect(dsn)
+      print(select(2, pcall(db.publish, db, "a")))
+      db:query "create schema tidemill"
+      print(select(2, pcall(db.publish_many, db, { { topic = "a" } })))
+    ]])
+    local _, count = said:gsub('there is no queue in schema "tidemill" of this database: `tidemill migrate`', "")
+    assert.equal(2, count, said)
+  end)
+
   it("takes the PG* variables, another schema, and a name for the server", function()
     local app = tidemill.app { config = { schema = "other" } }
     app:must_run "migrate"

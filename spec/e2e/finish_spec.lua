@@ -338,7 +338,7 @@ describe("ctx:finish", function()
     holder:query "select 1 from tidemill.queue_message for update"
     app.db:query "select pg_advisory_unlock(8)"
     app:wait_until(function()
-      return app.db:value [[select count(*) from pg_stat_activity where wait_event_type = 'Lock'
+      return app.db:value [[select count(*) from pg_stat_activity where wait_event in ('transactionid', 'tuple')
         and application_name = 'tidemill handler']] == "1"
     end, 20, "the handler waits for the row")
     holder:exec "commit"
