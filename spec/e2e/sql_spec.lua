@@ -102,6 +102,15 @@ describe("tidemill.query", function()
     ]])
   end)
 
+  it("takes a list as JSON, as the documentation has it", function()
+    local run = sql.start()
+    assert.same({ 2, 0 }, run:lua [[
+      local text = "select count(*) as n from generate_series(1, 5) as g(id) "
+        .. "where id in (select v::bigint from jsonb_array_elements_text($1) as v)"
+      return { t.query(text, { 2, 3, 9 })[1].n, t.query(text, t.array())[1].n }
+    ]])
+  end)
+
   it("takes a thousand arguments", function()
     local run = sql.start()
     assert.same({ 500500 }, run:lua [[
