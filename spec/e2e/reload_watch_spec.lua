@@ -251,6 +251,22 @@ describe("the folder of handlers", function()
     end)
   end)
 
+  it("may have links to itself and to folders above it", function()
+    local app = app_with()
+    for name, target in pairs { self = ".", other = ".", up = "..", round = "../handlers", deep = "self/other" } do
+      assert(lfs.link(target, app.dir .. "/handlers/" .. name, true))
+    end
+    reloading.write(app, "below", NOTE:format "below")
+    reloading.set(app, { watch = true, subscribe = { t = { "work", "self.other.self.round.self.other.below" } } })
+    local worker = app:start()
+    for _, text in ipairs { "new", "newer" } do
+      changed(worker, function()
+        reloading.write(app, "below", NOTE:format(text))
+      end)
+    end
+    app:stop(worker)
+  end)
+
   it("is another one after the config says so", function()
     local app = app_with()
     local worker = app:start()

@@ -80,11 +80,23 @@ static char *join(const char *folder, const char *name)
 /* A link that is set anew, and a folder that comes back, show in the folder they lie in. */
 static void add_way(struct mill_scan *scan, const char *path, unsigned depth);
 
+/* True: it is a new one. */
+static bool note_link(struct mill_scan *scan, const char *path)
+{
+	for (size_t i = 0; i < scan->link_count; i++)
+		if (strcmp(scan->links[i], path) == 0)
+			return false;
+	scan->links = mill_realloc(scan->links, (scan->link_count + 1) * sizeof(scan->links[0]));
+	scan->links[scan->link_count++] = mill_strdup(path);
+	return true;
+}
+
+/* Links that lead through each other have more ways than anybody can go, but each has one. */
 static void add_link(struct mill_scan *scan, const char *path, unsigned depth)
 {
 	char target[4096];
 	ssize_t len = readlink(path, target, sizeof(target) - 1);
-	if (len <= 0)
+	if (len <= 0 || !note_link(scan, path))
 		return;
 	target[len] = '\0';
 	char *folder = parent_of(path);
@@ -190,6 +202,7 @@ struct walk {
 	struct mill_scan *scan;
 	size_t known; /* of the scan's files, in the order of their paths */
 	size_t entries;
+	struct stat above[DEPTH_MOST + 1]; /* the folders on the way down */
 };
 
 static bool is_lua(const char *name)
@@ -219,11 +232,27 @@ static void walk_entry(struct walk *walk, const char *folder, const struct diren
 	free(path);
 }
 
+/* A link may lead to a folder above itself: what lies there is walked already. */
+static bool leads_upward(struct walk *walk, DIR *folder, unsigned depth)
+{
+	struct stat *here = &walk->above[depth];
+	if (fstat(dirfd(folder), here) != 0)
+		return true;
+	for (unsigned i = 0; i < depth; i++)
+		if (walk->above[i].st_ino == here->st_ino && walk->above[i].st_dev == here->st_dev)
+			return true;
+	return false;
+}
+
 static void walk_tree(struct walk *walk, const char *path, unsigned depth)
 {
 	DIR *folder = depth <= DEPTH_MOST ? opendir(path) : NULL;
 	if (folder == NULL)
 		return;
+	if (leads_upward(walk, folder, depth)) {
+		closedir(folder);
+		return;
+	}
 	if (add_folder(walk->scan, path, true))
 		add_way(walk->scan, path, 0);
 	add_point(walk->scan, path);
@@ -295,6 +324,9 @@ void mill_scan_free(struct mill_scan *scan)
 		free(scan->folders[i].path);
 	for (size_t i = 0; i < scan->point_count; i++)
 		free(scan->points[i]);
+	for (size_t i = 0; i < scan->link_count; i++)
+		free(scan->links[i]);
+	free(scan->links);
 	free(scan->files);
 	free(scan->folders);
 	free(scan->points);

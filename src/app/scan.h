@@ -43,7 +43,9 @@ struct mill_scan {
 	 */
 	char **points;
 	size_t point_count;
-	bool cut; /* the tree is too large: not all of it was looked at */
+	bool cut;     /* the tree is too large: not all of it was looked at */
+	char **links; /* the scan's own: links whose way has been gone already */
+	size_t link_count;
 };
 
 /* Takes over nothing; fills in the rest. */
