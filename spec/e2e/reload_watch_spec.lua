@@ -308,6 +308,22 @@ describe("no reload", function()
     assert.equal(1, count(worker, "reload_begun"))
   end)
 
+  it("comes from a handler that the config has just let go of", function()
+    local app = app_with({ subscribe = { t = { "work", "other" } } }, { work = NOTE:format "work", other = "" })
+    local worker = app:start()
+    run_one(app)
+    changed(worker, function()
+      reloading.set(app, { watch = true })
+    end)
+    for n = 1, 2 do
+      changed(worker, function()
+        reloading.write(app, "work", NOTE:format(n))
+      end)
+    end
+    assert.is_nil(worker:stderr():find("other.lua", 1, true))
+    assert.equal(3, count(worker, "reloaded"))
+  end)
+
   it("comes with `watch = false`, until that is changed", function()
     local app = app_with()
     reloading.set(app, { watch = false })

@@ -41,7 +41,8 @@ static void add_point(struct mill_scan *scan, const char *path)
 static void add_file(struct mill_scan *scan, const char *path)
 {
 	scan->files = mill_realloc(scan->files, (scan->file_count + 1) * sizeof(scan->files[0]));
-	scan->files[scan->file_count++] = (struct mill_scan_file){ .path = mill_strdup(path) };
+	scan->files[scan->file_count++] =
+	        (struct mill_scan_file){ .path = mill_strdup(path), .in_tree = true };
 }
 
 static int compare_files(const void *a, const void *b)
@@ -50,12 +51,22 @@ static int compare_files(const void *a, const void *b)
 	return strcmp(left->path, right->path);
 }
 
-/* Among the first `known`, which are in order. */
-static bool is_known(const struct mill_scan *scan, size_t known, const char *path)
+/* Among the first `known`, which are in order; or NULL. */
+static struct mill_scan_file *find_known(const struct mill_scan *scan, size_t known,
+                                         const char *path)
 {
 	const struct mill_scan_file wanted = { .path = (char *)path };
-	return known > 0 &&
-	       bsearch(&wanted, scan->files, known, sizeof(wanted), compare_files) != NULL;
+	return known > 0 ? bsearch(&wanted, scan->files, known, sizeof(wanted), compare_files)
+	                 : NULL;
+}
+
+static void add_tree_file(struct mill_scan *scan, size_t known, const char *path)
+{
+	struct mill_scan_file *file = find_known(scan, known, path);
+	if (file != NULL)
+		file->in_tree = true;
+	else
+		add_file(scan, path);
 }
 
 /* ---- paths --------------------------------------------------------------------------------- */
@@ -227,8 +238,8 @@ static void walk_entry(struct walk *walk, const char *folder, const struct diren
 		is_folder = fstatat(AT_FDCWD, path, &stat, 0) == 0 && S_ISDIR(stat.st_mode);
 	if (is_folder)
 		walk_tree(walk, path, depth + 1);
-	else if (is_lua(entry->d_name) && !is_known(scan, walk->known, path))
-		add_file(scan, path);
+	else if (is_lua(entry->d_name))
+		add_tree_file(scan, walk->known, path);
 	free(path);
 }
 

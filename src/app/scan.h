@@ -15,6 +15,7 @@ struct mill_scan_file {
 	uint64_t digest; /* of its content; 0: it is not there, or is no file */
 	uint64_t stamp;  /* of its size and times: while it is the same, the content was not read
 	                    again */
+	bool in_tree;    /* after: it lies there, known before or not */
 };
 
 /* A folder to be watched. */

@@ -259,7 +259,7 @@ static void take_scanned(struct mill_watch *watch, const struct mill_scan *scan,
 			continue; /* forgotten meanwhile */
 		struct file *file =
 		        found ? &watch->files[at] : find_or_add(watch, scanned->path, &added);
-		file->in_tree |= i >= known;
+		file->in_tree = scanned->in_tree;
 		file->seen = scanned->digest;
 		file->stamp = scanned->stamp;
 	}
@@ -289,7 +289,7 @@ static uint64_t difference(const struct mill_watch *watch)
 static bool is_gone(const struct file *file, uint32_t tag)
 {
 	(void)tag;
-	return file->in_tree && file->tag == 0 && file->seen == 0 && file->handled == 0;
+	return file->tag == 0 && file->seen == 0 && file->handled == 0;
 }
 
 /* All that has changed is known now. Returns one of those, for the caller to free, or NULL. */
