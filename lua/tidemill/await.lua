@@ -22,7 +22,9 @@ local await = {}
 
 -- Why an op cannot be waited for where the caller stands.
 local function refusal(op)
-  if host.plain and not host.running() then
+  if host.plain and not host.running() and (op == "http" or op == "sleep") then
+    return format("`%s` works only inside of a handler: in a spec, call it in a function given to testing.run", op)
+  elseif host.plain and not host.running() then
     return format("`%s` works only inside of a handler: elsewhere connect first (tidemill.connect), and use the "
       .. "functions of the connection", op)
   end

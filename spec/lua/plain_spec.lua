@@ -39,7 +39,7 @@ describe("require tidemill in a plain program", function()
         local ok, err = pcall(function() t.%s end)
         io.write(tostring(ok), " ", tostring(err))
       ]]):format(call))
-      assert.matches('^false .*:2: `%w+` works only inside of a handler: elsewhere connect first', text)
+      assert.matches('^false .*:2: `%w+` works only inside of a handler: ', text)
     end
     -- In a coroutine too: nobody would ever resume it.
     assert.matches("^false .*inside of a handler", (output_of [[

@@ -110,7 +110,9 @@ const struct mill_command mill_cli_commands[] = {
 	                "Ctrl-C, which\n"
 	                "stops the server too. Messages are still there the next time. Where "
 	                "the config or\n"
-	                "--database names a database, that one is used.\n"
+	                "--database names a database, that one is used. A file that you save "
+	                "is loaded at\n"
+	                "once; one that does not load is told, and changes nothing.\n"
 	                "\n"
 	                "Root's server runs under the account postgres. Where that account cannot "
 	                "reach the\n"
@@ -132,7 +134,9 @@ const struct mill_command mill_cli_commands[] = {
 	                   "reached, it goes on\n"
 	                   "trying. SIGTERM or SIGINT: claims no more and waits for running "
 	                   "handlers, up to\n"
-	                   "shutdown_secs; a second one: stops now.\n",
+	                   "shutdown_secs; a second one: stops now. SIGHUP, or a changed file: "
+	                   "loads config and\n"
+	                   "handlers anew.\n",
 	        .options = run_options,
 	        .silent = true,
 	        .run = mill_cli_run,

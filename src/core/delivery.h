@@ -56,10 +56,12 @@ struct mill_delivery {
 	uint32_t attempts, max_attempts;
 	uint32_t crashes;
 	struct mill_buffer frame; /* the DELIVER frame, until it is sent */
+	uint64_t sent_ns;         /* when an executor got it; 0: none did */
 
 	/* FINISHED: */
 	enum mill_settlement settlement;
 	double delay_secs;
+	uint64_t took_ns;   /* from sent to the outcome; 0: it was never sent */
 	bool refund;        /* the attempt is not counted */
 	bool cancelled;     /* a person took it away while it was held here */
 	bool crashed;       /* its executor died while it waited */

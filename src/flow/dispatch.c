@@ -168,6 +168,7 @@ static void send_first(struct mill_dispatch *dispatch, struct mill_list *from,
 	mill_buffer_bytes(mill_executor_out(executor), delivery->frame.data, delivery->frame.len);
 	mill_buffer_free(&delivery->frame);
 	slot_of(dispatch, delivery->ticket)->executor = executor;
+	delivery->sent_ns = mill_clock_ns();
 	delivery->lane->alone -= from == &dispatch->solo;
 	mill_delivery_move(delivery, from, &executor->sent, MILL_DELIVERY_SENT);
 	executor->delivered++;
@@ -196,6 +197,8 @@ static void finish(struct mill_dispatch *dispatch, struct mill_delivery *deliver
 	mill_buffer_free(&delivery->frame);
 	delivery->lane->alone -= from == &dispatch->solo;
 	mill_delivery_move(delivery, from, NULL, MILL_DELIVERY_NEW);
+	if (delivery->sent_ns != 0)
+		delivery->took_ns = mill_clock_ns() - delivery->sent_ns;
 	mill_delivery_conclude(delivery, outcome, mill_clock_random());
 	dispatch->options.on_finished(delivery, dispatch->options.context);
 }

@@ -134,13 +134,24 @@ static void log_outcome_with(enum mill_log_level level, const char *event,
 	         MILL_TEXT("topic", delivery->lane->spec->topic),
 	         MILL_TEXT("subscriber", delivery->lane->spec->subscriber),
 	         MILL_INT("attempt", delivery->attempts),
-	         MILL_INT("max_attempts", delivery->max_attempts), more, MILL_TEXT("error", error));
+	         MILL_INT("max_attempts", delivery->max_attempts),
+	         MILL_NUMBER("secs", (double)delivery->took_ns / 1e9), more,
+	         MILL_TEXT("error", error));
 }
 
 static void log_outcome(enum mill_log_level level, const char *event,
                         const struct mill_delivery *delivery, const char *error)
 {
 	log_outcome_with(level, event, delivery, error, MILL_TEXT("", NULL));
+}
+
+static void log_failed(const struct mill_settle *settle, const struct mill_delivery *delivery)
+{
+	char id[37], room[MILL_STORE_HINT];
+	mill_delivery_id_text(delivery, id);
+	const char *hint = mill_store_failed_hint(settle->options.store, id, room);
+	log_outcome_with(MILL_LOG_ERROR, "message_failed", delivery, delivery->error,
+	                 MILL_TEXT("hint", hint));
 }
 
 /* A handler published to topics that nobody subscribes to, and the database has taken that. */
@@ -158,6 +169,8 @@ static void log_settled(struct mill_settle *settle, const struct mill_delivery *
 {
 	switch (delivery->settlement) {
 	case MILL_SETTLE_DONE:
+		if (mill_log_threshold() <= MILL_LOG_DEBUG)
+			log_outcome(MILL_LOG_DEBUG, "message_done", delivery, NULL);
 		break;
 	case MILL_SETTLE_PENDING:
 		if (delivery->error != NULL)
@@ -166,8 +179,7 @@ static void log_settled(struct mill_settle *settle, const struct mill_delivery *
 			                 MILL_NUMBER("retry_in_secs", delivery->delay_secs));
 		break;
 	case MILL_SETTLE_FAILED:
-		log_outcome_with(MILL_LOG_ERROR, "message_failed", delivery, delivery->error,
-		                 MILL_TEXT("hint", mill_store_failed_hint(settle->options.store)));
+		log_failed(settle, delivery);
 		break;
 	case MILL_SETTLE_DISCARDED:
 		log_outcome(MILL_LOG_INFO, "message_discarded", delivery, delivery->error);

@@ -112,9 +112,11 @@ static void tell(struct mill_sweep *sweep, const struct topics *topics)
 static void log_row(struct mill_sweep *sweep, enum mill_log_level level, const char *event,
                     const struct mill_store_swept *row)
 {
-	const char *hint = row->failed ? mill_store_failed_hint(sweep->options.store) : NULL;
-	char id[37];
+	char id[37], room[MILL_STORE_HINT];
+	const char *hint = NULL;
 	mill_uuid_text(row->id, id);
+	if (row->failed)
+		hint = mill_store_failed_hint(sweep->options.store, id, room);
 	mill_log(level, event, MILL_TEXT("message_id", id),
 	         MILL_TEXT_N("topic", row->topic.data, row->topic.len),
 	         MILL_TEXT_N("subscriber", row->subscriber.data, row->subscriber.len),

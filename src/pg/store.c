@@ -400,11 +400,15 @@ void mill_store_settled_id(const struct mill_results *results, size_t i, uint8_t
 	mill_store_copy_id(mill_results_at(results, 1), (int)i, 0, id);
 }
 
-const char *mill_store_failed_hint(const struct mill_store *store)
+const char *mill_store_failed_hint(const struct mill_store *store, const char *id,
+                                   char hint[MILL_STORE_HINT])
 {
-	return store->pairs != NULL ? NULL
-	                            : "a dead letter: `tidemill failed show ID`, then `tidemill "
-	                              "failed retry ID`";
+	if (store->pairs != NULL)
+		return NULL;
+	snprintf(hint, MILL_STORE_HINT,
+	         "a dead letter: `tidemill failed show %s`, then `tidemill failed retry %s`", id,
+	         id);
+	return hint;
 }
 
 /* ---- publish ------------------------------------------------------------------------------- */

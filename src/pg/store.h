@@ -26,9 +26,13 @@ struct mill_store_options {
 };
 struct mill_store *mill_store_new(const struct mill_store_options *options);
 void mill_store_free(struct mill_store *store);
-/* What a person can do about a dead letter, for its line in the log; NULL on a plain table, which
- * no command of ours looks at. */
-const char *mill_store_failed_hint(const struct mill_store *store);
+/*
+ * What a person can do about the dead letter `id`, for its line in the log; written to `hint`. NULL
+ * on a plain table, which no command of ours looks at.
+ */
+#define MILL_STORE_HINT 160
+const char *mill_store_failed_hint(const struct mill_store *store, const char *id,
+                                   char hint[MILL_STORE_HINT]);
 
 /* Which statements a link prepares. */
 enum mill_store_use {
