@@ -25,7 +25,7 @@ local select, setmetatable, type = select, setmetatable, type
 local unpack, xpcall = unpack, xpcall
 local getinfo, is_own = debug.getinfo, render.is_own
 local concat, find, format = table.concat, string.find, string.format
-local encode = native.arguments
+local encode, ends_transaction = native.arguments, native.ends_transaction
 
 local MAX_RETRIES = 100
 
@@ -174,9 +174,23 @@ end
 local Transaction = {}
 Transaction.__index = Transaction
 
+-- Why a transaction that went with its connection is over: what was said when that was noticed.
+local function loss_of(self)
+  local loss = self.loss
+  return { message = "this transaction is over: " .. loss.message, sqlstate = loss.sqlstate, lost = true }
+end
+
+local function remember_loss(self, wrong)
+  if type(wrong) == "table" and wrong.lost and not self.loss then
+    self.loss = { message = wrong.message, sqlstate = wrong.sqlstate }
+  end
+end
+
 local function misuse(self)
   if getmetatable(self) ~= Transaction then
     return "call it with a colon, tx:query(…)"
+  elseif self.loss then
+    return loss_of(self)
   elseif self.over then
     return "this transaction is over"
   end
@@ -185,10 +199,13 @@ end
 function Transaction:query(text, ...)
   local wrong = misuse(self)
   local rows
-  if not wrong then
+  if not wrong and type(text) == "string" and ends_transaction(text) then
+    wrong = "this statement would end the transaction: leave that to the end of its function"
+  elseif not wrong then
     rows, wrong = ask(self.engine, self.session, text, ...)
   end
   if not rows then
+    remember_loss(self, wrong)
     raise("tx:query", wrong, 2)
   end
   return rows
@@ -201,6 +218,7 @@ function Transaction:publish(topic, payload, options)
     published, wrong = sql.publish(self.engine, self.session, topic, payload, options)
   end
   if not published then
+    remember_loss(self, wrong)
     raise("tx:publish", wrong, 2)
   end
   return published
@@ -213,6 +231,7 @@ function Transaction:publish_many(list)
     published, wrong = sql.publish_many(self.engine, self.session, list)
   end
   if not published then
+    remember_loss(self, wrong)
     raise("tx:publish_many", wrong, 2)
   end
   return published
@@ -289,7 +308,11 @@ local function attempt(engine, text, fn, commit)
     return false, results[2], true
   end
   local committed
-  committed, wrong = commit(session)
+  if tx.loss then
+    wrong = loss_of(tx)
+  else
+    committed, wrong = commit(session)
+  end
   if not committed then
     engine.rollback(session)
     return false, wrong, false

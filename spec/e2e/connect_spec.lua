@@ -106,7 +106,7 @@ describe("tidemill.connect", function()
       'string script.lua:13: db:publish_many: item 1: options: "delay" is unknown',
       "string script.lua:14: db:query: inside of a transaction use the functions of its argument",
       "string script.lua:15: db:transaction: a transaction cannot begin inside of another",
-      "table script.lua:16: this statement ended the transaction",
+      "string script.lua:16: tx:query: this statement would end the transaction",
       "table script.lua:17: the transaction was rolled back, since one of its statements had failed %(SQLSTATE 25P02%)",
       "string script.lua:18: tx:query: this transaction is over",
       'string script.lua:19: db:transaction: options: "retry" is unknown',
@@ -166,9 +166,11 @@ describe("tidemill.connect", function()
         tx:query("insert into item values (2)")
         kill()
         assert(not pcall(tx.query, tx, "insert into item values (3)"))
-        assert(not pcall(tx.query, tx, "insert into item values (4)"))
+        local _, after = pcall(tx.query, tx, "insert into item values (4)")
+        assert(after.lost and after.sqlstate == "57P01", tostring(after))
       end)
-      assert(not ok and tostring(e):find "this transaction is over", tostring(e))
+      assert(not ok and e.lost and e.sqlstate == "57P01", tostring(e))
+      assert(tostring(e):find "this transaction is over: terminating connection due to administrator", tostring(e))
       assert(db:query("select count(*) as n from item")[1].n == 0)
     ]])
   end)
@@ -181,6 +183,11 @@ describe("tidemill.connect", function()
       assert(not ok)
       assert(db:query("select 1 as v")[1].v == 1)
       io.write(e.message)
+      for _, columns in ipairs { "", "null as a", "null as a, null as b, null as c, null as d" } do
+        ok, e = pcall(db.query, db, "select " .. columns .. " from generate_series(1, 20000000)")
+        assert(not ok and e.message:find "larger than 67108864 bytes", columns)
+      end
+      assert(collectgarbage "count" < 100 * 1024)
     ]])
     assert.matches("the result is larger than 67108864 bytes", out)
     app:wait_until(function()

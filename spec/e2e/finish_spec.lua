@@ -100,6 +100,50 @@ describe("ctx:finish", function()
     app:stop()
   end)
 
+  it("has its effects once where its function tries to commit them before", function()
+    for _, statement in ipairs { "commit", "commit and chain", "rollback and chain" } do
+      local body = ([[
+        local n = begin_try()
+        ctx:finish(function(tx)
+          ]] .. EFFECT .. [[
+          if n < 3 then tx:query "%s" end
+          if n == 3 then
+            pcall(tx.query, tx, "%s")
+            error "no"
+          end
+          pcall(tx.query, tx, "%s")
+        end)
+      ]]):gsub("%%s", statement)
+      local app = new_app(body)
+      app:start()
+      app:must_run("publish", "t")
+      assert.equal("4", wait_for_status(app, "done").attempts, statement)
+      assert.equal("once", notes(app))
+      app:stop()
+    end
+  end)
+
+  it("says why its connection was lost to who catches that", function()
+    local app = new_app([[
+      local n = begin_try()
+      local ok, err = pcall(ctx.finish, ctx, function(tx)
+        ]] .. EFFECT .. [[
+        if n == 1 then
+          pcall(tx.query, tx, "select pg_terminate_backend(pg_backend_pid())")
+        end
+      end)
+      error(tostring(ok) .. " " .. err.sqlstate .. " " .. tostring(err.lost) .. " " .. err.message, 0)
+    ]])
+    app:start()
+    app:must_run("publish", "t")
+    local row = wait_for_status(app, "done")
+    assert.equal("2", row.attempts)
+    assert.matches("false 57P01 true this transaction is over: terminating connection due to administrator command",
+      row.errors)
+    assert.equal("once", notes(app))
+    app:stop()
+  end)
+
   it("lets a handler go on that catches what was raised", function()
     local app = new_app([[
       ctx:publish("before")

@@ -195,6 +195,31 @@ describe("tidemill.query", function()
     run:wait_for_connections(0, "active")
   end)
 
+  it("counts rows and columns into a result's size, whatever is in them", function()
+    local run = sql.start { settings = "max_memory_mb = 300," }
+    local function ask(rows, columns)
+      return run:lua(([[
+        local ok, e = pcall(t.query, %q)
+        collectgarbage()
+        return ok and #e or e.message .. tostring(e.lost) .. tostring(e.unknown)
+      ]]):format(("select %s from generate_series(1, %d)"):format(columns, rows)))
+    end
+    local nulls = table.concat({ "null as a", "null as b", "null as c", "null as d", "null as e" }, ", ")
+    assert.equal(600000, ask(600000, ""))
+    assert.equal(300000, ask(300000, nulls))
+    for rows, columns in pairs { [840000] = "", [320000] = nulls, [20000000] = "", [15000000] = nulls } do
+      assert.matches("^the result is larger than 67108864 bytes.*each row counts 80 bytes, .*truetrue$",
+        ask(rows, columns))
+    end
+    -- Tables in JSON too.
+    local json = "(select jsonb_agg('%s'::jsonb) from generate_series(1, 10000)) as j"
+    assert.equal(30, ask(30, json:format "[]"))
+    for _, element in ipairs { "[]", "{}", "[1,2,3,4,5]", '{"a":{"b":[]}}' } do
+      assert.matches("^the result is larger than 67108864 bytes", ask(1000, json:format(element)))
+    end
+    run:wait_for_connections(0, "active")
+  end)
+
   -- ---- errors ---------------------------------------------------------------------------------
 
   it("raises a table with all that the database says", function()

@@ -1,5 +1,6 @@
 -- tidemill.transaction: what is committed, what is rolled back, and by whom.
 
+local json = require "tidemill.json"
 local sql = require "spec.support.sql"
 
 describe("tidemill.transaction", function()
@@ -116,20 +117,55 @@ describe("tidemill.transaction", function()
 
   it("is not to be ended by a statement", function()
     start { settings = "sql_connections = 1," }
-    for statement, left in pairs { commit = "1=1", rollback = "" } do
-      run.db:exec "truncate item"
+    for _, statement in ipairs {
+      "commit", "rollback", "commit and chain", "rollback and chain", "/* a /* b */ */ -- c\n;End work", "abort",
+      "prepare transaction 'x'",
+    } do
       local text = run:fails(([[t.transaction(function(tx)
         tx:query "insert into item values (1, 1)"
-        tx:query %q
-      end)]]):format(statement))
-      assert.matches("^text:3: this statement ended the transaction: leave that to the end of its function", text)
-      assert.equal(left, items())
+        tx:query(%s)
+      end)]]):format(json.encode(statement)))
+      assert.matches("^text:3: tx:query: this statement would end the transaction: leave that to the end", text)
+      assert.equal("", items(), statement)
     end
-    -- Nor by one whose error is swallowed.
-    assert.matches("^text:1: tidemill.transaction: this transaction is over", run:fails [[t.transaction(function(tx)
-      pcall(tx.query, tx, "commit")
-    end)]])
-    assert.equal(7, run:lua "return t.query('select 7 as n')[1].n")
+    -- Nor by one whose error is swallowed: it was never sent.
+    run:lua [[
+      t.transaction(function(tx)
+        tx:query "insert into item values (1, 1)"
+        pcall(tx.query, tx, "commit and chain")
+        tx:query "insert into item values (2, 2)"
+        pcall(tx.query, tx, "rollback")
+      end)
+      return 1
+    ]]
+    assert.equal("1=1,2=2", items())
+  end)
+
+  it("notices the end of a transaction that got past", function()
+    start { settings = "sql_connections = 1," }
+    for statement, left in pairs {
+      commit = "1=1", rollback = "", ["commit and chain"] = "1=1", ["rollback and chain"] = "",
+    } do
+      run.db:exec "truncate item"
+      assert.same({ "this statement ended the transaction: leave that to the end of its function", true, true },
+        run:lua(([[
+          local op = require "tidemill.await".op
+          local number = op("begin", "begin")
+          op("query", number, "insert into item values (1, 1)", "")
+          local _, wrong = op("query", number, %q, "")
+          return { wrong.message, op("query", number, "insert into item values (2, 2)", "") == nil,
+            op("commit", number) == nil }
+        ]]):format(statement)))
+      assert.equal(left, items(), statement)
+    end
+    -- A chained commit of a transaction that had failed.
+    assert.matches("^this statement ended", run:lua [[
+      local op = require "tidemill.await".op
+      local number = op("begin", "begin")
+      op("query", number, "select 1/0", "")
+      return select(2, op("query", number, "commit and chain", "")).message
+    ]])
+    run:wait_for_connections(1, "idle")
   end)
 
   it("refuses what does not belong inside", function()
@@ -326,24 +362,61 @@ describe("tidemill.transaction", function()
       local ok, e = pcall(t.transaction, function(tx)
         tx:query "insert into item values (1, 1)"
         while not rawget(_G, "go") do t.sleep(0.005) end
-        for i = 1, 2 do
-          local _, inside = pcall(tx.query, tx, "insert into item values (2, 2)")
-          said[i] = tostring(inside)
+        for i, call in ipairs { "query", "query", "publish", "publish_many" } do
+          local argument = call == "publish" and "t" or call == "query" and "select 2" or { { topic = "t" } }
+          local _, inside = pcall(tx[call], tx, argument)
+          said[i] = { tostring(inside), inside.sqlstate, inside.lost }
         end
       end)
-      return { ok, tostring(e), said[1], said[2] }
+      return { ok, { tostring(e), e.sqlstate, e.lost }, said }
     ]]
     run:wait_for_connections(1, "idle in transaction")
     run.db:query "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tidemill handler'"
     run:wait_for_connections(0)
     run:lua "rawset(_G, 'go', true) return 1"
     local result = run:result(ticket)
-    assert.is_false(result[1])
-    assert.matches("tidemill.transaction: this transaction is over", result[2])
-    assert.matches("text:6: .*connection.*", result[3])
-    assert.matches("this transaction is over", result[4])
+    local why = "terminating connection due to administrator command"
+    local text = why .. " (SQLSTATE 57P01)"
+    local after = { "text:7: this transaction is over: " .. text, "57P01", true }
+    assert.same({ false, { "text:2: this transaction is over: " .. text, "57P01", true },
+      { { "text:7: " .. text, "57P01", true }, after, after, after } }, result)
     assert.equal("", items())
     assert.equal(0, run:lua "return t.query('select count(*) as n from item')[1].n")
+  end)
+
+  it("says why the server gave it up while its handler waited", function()
+    start { settings = "sql_connections = 1," }
+    run.db:exec(("alter database %s set idle_in_transaction_session_timeout = '50ms'"):format(run.app.database))
+    local ticket = run:send [[
+      local ok, e = pcall(t.transaction, function(tx)
+        tx:query "insert into item values (1, 1)"
+        rawset(_G, "begun", true)
+        while not rawget(_G, "go") do t.sleep(0.005) end
+        pcall(tx.query, tx, "select 1")
+      end)
+      return { ok, e.message, e.sqlstate, e.lost }
+    ]]
+    run.app:wait_until(function()
+      return run:lua "return rawget(_G, 'begun') or false"
+    end, 20, "the transaction has begun")
+    run:wait_for_connections(0)
+    run:lua "rawset(_G, 'go', true) return 1"
+    assert.same({ false, "this transaction is over: terminating connection due to idle-in-transaction timeout",
+      "25P03", true }, run:result(ticket))
+    -- What was said of one has no say in the next.
+    assert.matches("^text:1: division by zero", run:fails "t.transaction(function(tx) tx:query 'select 1/0' end)")
+  end)
+
+  it("says that it went with a result that was too large", function()
+    start { settings = "sql_connections = 1," }
+    assert.same({ false, true, "this transaction is over: the result is larger than" }, run:lua [[
+      local ok, e = pcall(t.transaction, function(tx)
+        tx:query "insert into item values (1, 1)"
+        pcall(tx.query, tx, "select repeat('x', 1000) from generate_series(1, 10000000)")
+      end)
+      return { ok, e.lost, e.message:sub(1, 51) }
+    ]])
+    assert.equal("", items())
   end)
 
   it("says that the outcome is unknown when the answer to its commit is lost", function()

@@ -15,6 +15,7 @@
 #include "executor/json_value.h"
 #include "executor/settings.h"
 #include "executor/sql_value.h"
+#include "pg/statement.h"
 
 /* Kept between calls of encode; a larger one is given back after the call. */
 #define KEPT_BYTES (1024 * 1024)
@@ -157,6 +158,15 @@ static int l_now(lua_State *L)
 	return 1;
 }
 
+/* ends_transaction(sql) → whether the statement would end the transaction it stands in. */
+static int l_ends_transaction(lua_State *L)
+{
+	struct mill_span sql;
+	sql.data = luaL_checklstring(L, 1, &sql.len);
+	lua_pushboolean(L, mill_statement_ends_transaction(sql));
+	return 1;
+}
+
 /* host() → a new table of what modules ask of their program, for one that is no executor. */
 static int l_host(lua_State *L)
 {
@@ -175,12 +185,13 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 		{ "is_decimal", l_is_decimal },
 		{ "uuid", l_uuid },
 		{ "now", l_now },
+		{ "ends_transaction", l_ends_transaction },
 		{ "host", l_host },
 		{ "connect", mill_connection_open },
 		{ "settings", mill_settings_new },
 	};
 	mill_json_open(L);
-	lua_createtable(L, 0, 12);
+	lua_createtable(L, 0, 16);
 	for (size_t i = 0; i < MILL_COUNT(functions); i++) {
 		lua_pushcfunction(L, functions[i].func);
 		lua_setfield(L, -2, functions[i].name);

@@ -13,6 +13,7 @@
 #include "pg/arguments.h"
 #include "pg/clients.h"
 #include "pg/queries.h"
+#include "pg/statement.h"
 
 #define ORPHAN_EVERY_SECS 60
 #define BUFFER_KEEP (1024 * 1024) /* arguments that grew beyond are given back */
@@ -114,16 +115,27 @@ static void end(struct mill_sql_use *use, enum mill_outcome_kind kind, const cha
 
 /* ---- what follows from an answer ----------------------------------------------------------- */
 
+/*
+ * AND CHAIN leaves another transaction, which shows in the command's tag only; and ROLLBACK TO has
+ * the tag of ROLLBACK.
+ */
+static bool has_ended(const struct mill_sql_use *use, const struct mill_answer *answer)
+{
+	struct mill_span sql = { use->sql.data, use->sql.len };
+	if (!mill_client_in_transaction(use->client) || strcmp(answer->tag, "COMMIT") == 0)
+		return true;
+	return strcmp(answer->tag, "ROLLBACK") == 0 && mill_statement_ends_transaction(sql);
+}
+
 static void after_query(struct mill_sql_use *use, struct mill_answer *answer)
 {
-	bool in_transaction = mill_client_in_transaction(use->client);
 	if (use->transaction == 0) {
-		if (in_transaction && !answer->failed)
+		if (!answer->failed && mill_client_in_transaction(use->client))
 			mill_answer_fail(answer, NULL,
 			                 "this statement begins a transaction, which was rolled "
 			                 "back: use tidemill.transaction");
 		give_back(use);
-	} else if (!in_transaction) {
+	} else if (has_ended(use, answer)) {
 		if (!answer->failed)
 			mill_answer_fail(answer, NULL,
 			                 "this statement ended the transaction: leave that to "

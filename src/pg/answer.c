@@ -14,7 +14,7 @@ static void clear_rows(struct mill_answer *answer)
 	free(answer->fields);
 	mill_buffer_free(&answer->rows);
 	answer->fields = NULL;
-	answer->field_count = answer->row_count = 0;
+	answer->field_count = answer->row_count = answer->json_size = 0;
 	answer->affected = 0;
 	answer->tag[0] = '\0';
 }
@@ -111,7 +111,7 @@ static void add_hint(struct mill_failure *failure)
 			failure->hint = mill_strdup(hints[i].hint);
 }
 
-static void take_error(struct mill_answer *answer, const PGresult *result)
+void mill_answer_refuse(struct mill_answer *answer, const PGresult *result)
 {
 	if (!begin_failure(answer))
 		return;
@@ -145,6 +145,28 @@ static void take_fields(struct mill_answer *answer, const PGresult *result)
 	}
 }
 
+static bool is_json(uint32_t type)
+{
+	return type == MILL_ANSWER_JSON || type == MILL_ANSWER_JSONB;
+}
+
+static bool is_too_large(const struct mill_answer *answer)
+{
+	size_t row = MILL_ANSWER_TABLE + answer->field_count * MILL_ANSWER_VALUE;
+	return answer->rows.len + answer->json_size + answer->row_count * row > MILL_ANSWER_MAX;
+}
+
+/* Not less than there is: what stands in a text counts as if it were JSON's own. */
+static size_t json_size(struct mill_span text)
+{
+	size_t tables = 0, values = 0;
+	for (size_t i = 0; i < text.len; i++) {
+		tables += text.data[i] == '[' || text.data[i] == '{';
+		values += text.data[i] == ',';
+	}
+	return tables * (MILL_ANSWER_TABLE + MILL_ANSWER_VALUE) + values * MILL_ANSWER_VALUE;
+}
+
 static int take_rows(struct mill_answer *answer, const PGresult *result)
 {
 	int rows = PQntuples(result);
@@ -157,14 +179,17 @@ static int take_rows(struct mill_answer *answer, const PGresult *result)
 				value.len = (size_t)PQgetlength(result, row, i);
 			}
 			mill_write_span(&answer->rows, value);
+			if (is_json(answer->fields[i].type))
+				answer->json_size += json_size(value);
 		}
 		answer->row_count++;
-		if (answer->rows.len <= MILL_ANSWER_MAX)
+		if (!is_too_large(answer))
 			continue;
 		mill_answer_fail(answer, NULL,
 		                 "the result is larger than %d bytes, the most one query may "
-		                 "return: select less, or in portions",
-		                 MILL_ANSWER_MAX);
+		                 "return: select less, or in portions (each row counts %d bytes, "
+		                 "each value in it %d and its text, and JSON likewise)",
+		                 MILL_ANSWER_MAX, MILL_ANSWER_TABLE, MILL_ANSWER_VALUE);
 		return -1;
 	}
 	return 0;
@@ -204,7 +229,7 @@ int mill_answer_take(struct mill_answer *answer, PGresult *result)
 		outcome = -1;
 		break;
 	default:
-		take_error(answer, result);
+		mill_answer_refuse(answer, result);
 		break;
 	}
 	PQclear(result);

@@ -12,7 +12,14 @@
 struct pg_conn;
 struct pg_result;
 
-#define MILL_ANSWER_MAX (64 * 1024 * 1024) /* bytes of all values of one answer */
+/*
+ * How large one answer may be. Beside the text of its values each row and each place in it counts,
+ * and so do the arrays and objects of JSON and what is in them: the tables which Lua makes of an
+ * answer stay bounded too.
+ */
+#define MILL_ANSWER_MAX (64 * 1024 * 1024) /* bytes */
+#define MILL_ANSWER_TABLE 80               /* an empty one, and its place in the list */
+#define MILL_ANSWER_VALUE 24               /* a key's place in a table; NULL has one as well */
 
 /* Types whose values are more than text, by their numbers in Postgres' catalogue. */
 enum mill_answer_type {
@@ -48,6 +55,7 @@ struct mill_answer {
 	size_t field_count;
 	struct mill_buffer rows; /* a span for each value, row by row; absent: SQL NULL */
 	size_t row_count;
+	size_t json_size; /* what JSON in the rows counts beside its text */
 	int64_t affected;
 	char tag[32]; /* "INSERT 0 1" … */
 	bool failed;
@@ -66,6 +74,8 @@ int mill_answer_take(struct mill_answer *answer, struct pg_result *result);
 /* It failed, for a reason of our own. What was gathered is dropped. */
 MILL_PRINTF(3, 4)
 void mill_answer_fail(struct mill_answer *answer, const char *sqlstate, const char *format, ...);
+/* It failed by what the server says in this result, which stays the caller's. */
+void mill_answer_refuse(struct mill_answer *answer, const struct pg_result *result);
 /* It failed because the connection did; unless it failed before. */
 void mill_answer_lost(struct mill_answer *answer, const struct pg_conn *connection);
 /* After a loss: the statement may have taken effect all the same. Says so in the message. */

@@ -50,6 +50,7 @@ struct mill_client {
 	bool has_arguments, continues, commits, was_in_transaction, repeated;
 	struct mill_prepared_statement *statement; /* while it is PREPARING or EXECUTING by name */
 	struct mill_answer answer;
+	struct mill_answer last_words; /* of the server, unasked; failed: there are */
 	mill_client_done done;
 	void *context;
 	void (*cleaned)(struct mill_client *client, bool good, void *context);
@@ -374,6 +375,9 @@ static void end_exchange(struct mill_client *client)
 /* A statement is given up in its middle, and its connection with it. */
 static void give_up(struct mill_client *client)
 {
+	client->answer.failure.lost = true;
+	if (client->commits && client->work == EXECUTING)
+		mill_answer_unknown(&client->answer);
 	cancel(client);
 	drop_connection(client);
 	finish(client);
@@ -422,8 +426,10 @@ static void on_notice(void *context, const PGresult *result)
 {
 	struct mill_client *client = context;
 	const char *severity = PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
-	if (severity != NULL && (strcmp(severity, "FATAL") == 0 || strcmp(severity, "PANIC") == 0))
-		client->leaving = true;
+	if (severity == NULL || (strcmp(severity, "FATAL") != 0 && strcmp(severity, "PANIC") != 0))
+		return;
+	client->leaving = true;
+	mill_answer_refuse(&client->last_words, result);
 }
 
 static void on_connected(PGconn *connection, const struct mill_err *err, void *context)
@@ -480,6 +486,7 @@ static void on_timer_closed(uv_handle_t *handle)
 	mill_buffer_free(&client->sql);
 	mill_buffer_free(&client->arguments);
 	mill_answer_clear(&client->answer);
+	mill_answer_clear(&client->last_words);
 	free(client);
 }
 
@@ -525,8 +532,11 @@ void mill_client_ask(struct mill_client *client, const struct mill_client_statem
 	if (client->state == READY) {
 		begin_statement(client);
 	} else if (!client->continues) {
+		mill_answer_clear(&client->last_words);
 		start_connecting(client);
 	} else {
+		client->answer = client->last_words;
+		client->last_words = (struct mill_answer){ 0 };
 		mill_answer_fail(&client->answer, NULL,
 		                 "the connection to the database was lost, and with it the "
 		                 "transaction");
