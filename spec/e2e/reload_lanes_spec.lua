@@ -1,5 +1,7 @@
 -- What a reload does to lanes and settings.
 
+local clock = require "spec.support.clock"
+local foreign = require "spec.support.foreign"
 local journal = require "spec.support.journal"
 local process = require "spec.support.process"
 local reloading = require "spec.support.reloading"
@@ -277,7 +279,7 @@ describe("settings", function()
     for _ = 1, 4 do
       journal.publish(app, "t")
       journal.wait_until_finished(app)
-      require("spec.support.clock").sleep(0.4)
+      clock.sleep(0.4)
     end
     local _, failed = worker:stderr():gsub("event=reload_failed", "")
     assert.equal(1, failed)
@@ -303,5 +305,109 @@ describe("--only", function()
       return journal.count(app, "done") == 1
     end)
     assert.equal(2, journal.count(app, "pending", "topic <> 'u'"))
+  end)
+end)
+
+describe("a reload while the database is away", function()
+  local function connections(app, allowed)
+    app.admin:exec(("alter database %s with allow_connections %s"):format(app.database, tostring(allowed)))
+    if not allowed then
+      app.admin:query([[select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = $1 and application_name ~ '^tidemill (work|lease|sweep|publish|listen)$']], app.database)
+    end
+  end
+
+  it("is over when it is back; until then the old generation has what it runs", function()
+    local app = reloading.app({ subscribe = { t = "work" } }, { work = [[ journal.wait_for "go" ]], tell = "" })
+    local worker = app:start()
+    journal.publish(app, "t")
+    journal.wait_until_begun(app, 1)
+    connections(app, false)
+    worker:wait_for "event=database_lost link=lease"
+    reloading.set(app, { subscribe = { t = { "work", "tell" } } })
+    worker:kill "HUP"
+    worker:wait_for "event=reload_begun"
+    reloading.wait_for_executors(app, worker, 2)
+    app:write("go", "")
+    app:wait_until(function()
+      return #journal.ended(app) == 1
+    end)
+    assert.is_nil(worker:stderr():find "event=reloaded")
+    connections(app, true)
+    worker:wait_for "event=reloaded generation=2"
+    journal.publish(app, "t")
+    journal.wait_until_finished(app)
+    assert.equal(3, journal.count(app, "done", "attempts = 1"))
+    reloading.wait_for_executors(app, worker, 1)
+  end)
+
+  it("is declared again when the answer was lost", function()
+    local app = reloading.app({ lease_secs = 30, subscribe = { t = "work" } }, { work = "", tell = "" })
+    local worker = app:start()
+    local locker = app:connect()
+    locker:exec "begin; select from tidemill.worker for update"
+    reloading.set(app, { lease_secs = 20, subscribe = { t = { "work", "tell" } } })
+    worker:kill "HUP"
+    local function waiting()
+      return app.db:value [[select pid from pg_stat_activity
+        where application_name = 'tidemill lease' and wait_event_type = 'Lock' and datname = current_database()]]
+    end
+    for _ = 1, 2 do
+      local pid = app:wait_until(waiting)
+      app.db:query("select pg_terminate_backend($1::int)", pid)
+      app:wait_until(function()
+        return waiting() ~= pid
+      end)
+    end
+    locker:exec "rollback"
+    worker:wait_for "event=reloaded generation=2"
+    local row = app.db:query("select generation, lease_secs, cardinality(lanes) as lanes from tidemill.worker")[1]
+    assert.same({ generation = "2", lease_secs = "20", lanes = "2" }, row)
+    journal.publish(app, "t")
+    journal.wait_until_finished(app)
+    assert.is_nil(worker:stderr():find "lease_over")
+  end)
+end)
+
+describe("on a table of another program", function()
+  it("subscriptions follow a reload, too", function()
+    local app = foreign.app {
+      config = { watch = false, subscribe = { t = "work" } }, handlers = { work = "", tell = "" },
+    }
+    local worker = app:start()
+    foreign.wait_for_status(app, foreign.insert(app, "t", "work"), "done")
+    local function set(subscribe)
+      app:write_config {
+        executors = 1, poll_secs = 3600, watch = false, migrate = false, schema = "other", table = "queue_message",
+        prefix = "shop", subscribe = subscribe,
+      }
+      must_reload(app, worker)
+    end
+    set { a = "tell", t = "work" }
+    foreign.wait_for_status(app, foreign.insert(app, "a", "tell"), "done")
+    foreign.wait_for_status(app, foreign.insert(app, "t", "work"), "done")
+    set { a = "tell" }
+    local left = foreign.insert(app, "t", "work")
+    foreign.wait_for_status(app, foreign.insert(app, "a", "tell"), "done")
+    assert.equal("pending", foreign.row(app, left).status)
+    set { a = "tell", t = "work" }
+    foreign.wait_for_status(app, left, "done")
+  end)
+end)
+
+describe("`on_failed`", function()
+  it("that a reload adds is told of dead letters from then on", function()
+    local app = reloading.app({ max_attempts = 1 }, { work = [[ error "no" ]], report = [[ journal.note(ctx.event) ]] })
+    local worker = app:start()
+    journal.publish(app, "t")
+    app:wait_until(function()
+      return journal.count(app, "failed") == 1
+    end)
+    reloading.set(app, { max_attempts = 1, on_failed = "report" })
+    must_reload(app, worker)
+    journal.publish(app, "t")
+    app:wait_until(function()
+      return journal.notes(app)[1] == "failed"
+    end)
   end)
 end)

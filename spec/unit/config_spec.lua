@@ -278,6 +278,7 @@ describe("a manifest", function()
       function(manifest) set(manifest, "notify", true) end,
       function(manifest) manifest.lanes[0].options.max_attempts = 8 end,
       function(manifest) add(manifest, "c", "three") end,
+      function(manifest) manifest.code = 1 end,
     } do
       local manifest = example()
       change(manifest)
@@ -306,5 +307,47 @@ describe("a manifest", function()
       end
     end
     assert.is_true(accepted > 0)
+  end)
+end)
+
+describe("what only a restart can change", function()
+  local function changed(manifest, other)
+    local names, key = {}, nil
+    repeat
+      key = lib.mill_manifest_restart_key(manifest, other, key)
+      if key ~= nil then
+        table.insert(names, ffi.string(key.name))
+      end
+    until key == nil
+    return names
+  end
+
+  it("is told key by key, in the order of the table", function()
+    local old, new = new_manifest(), new_manifest()
+    assert.same({}, changed(old, new))
+    set(new, "batch", 7)
+    set(new, "timeout_secs", 7)
+    set(new, "watch", false)
+    add(new, "a", "one")
+    assert.same({}, changed(old, new))
+    set(new, "max_payload_bytes", 7)
+    set(new, "schema", "other")
+    set(new, "database", "dbname=x")
+    set(new, "notify", false)
+    assert.same({ "database", "schema", "max_payload_bytes", "notify" }, changed(old, new))
+    assert.same(changed(old, new), changed(new, old))
+    set(old, "database", "dbname=x")
+    assert.same({ "schema", "max_payload_bytes", "notify" }, changed(old, new))
+  end)
+
+  it("is what the table marks", function()
+    local marked = {}
+    for _, key in ipairs(keys()) do
+      if key.restart then
+        table.insert(marked, ffi.string(key.name))
+      end
+    end
+    assert.same({ "app", "database", "listen_database", "schema", "table", "prefix", "max_payload_bytes", "notify" },
+      marked)
   end)
 end)

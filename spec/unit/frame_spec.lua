@@ -315,3 +315,19 @@ describe("a buffer", function()
     assert.equal("again", bytes_of(buffer))
   end)
 end)
+
+describe("the lane of a DELIVER frame", function()
+  it("can be changed after it was written, and nothing else does", function()
+    local out, other = new_buffer(), new_buffer()
+    local example = frames.DELIVER.example
+    lib.mill_deliver_write(out, ffi.new("struct mill_deliver", example))
+    lib.mill_deliver_set_lane(out, 4000000000)
+    local changed = {}
+    for name, value in pairs(example) do
+      changed[name] = value
+    end
+    changed.lane = 4000000000
+    lib.mill_deliver_write(other, ffi.new("struct mill_deliver", changed))
+    assert.equal(ffi.string(other.data, other.len), ffi.string(out.data, out.len))
+  end)
+end)
