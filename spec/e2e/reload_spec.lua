@@ -423,7 +423,10 @@ describe("two hundred reloads in a row under load", function()
     journal.assert_once_each(app, total)
     assert.equal("201", app.db:value "select generation from tidemill.worker")
     reloading.wait_for_executors(app, worker, 2)
-    assert.truthy(memory_kb() < at_first + 2048, ("%d kB after 40, %d kB after 200"):format(at_first, memory_kb()))
+    -- A sanitizer keeps for a while what was freed, and looks for leaks by itself at the end.
+    if not os.getenv "TIDEMILL_TEST_CHILD_ASAN_OPTIONS" then
+      assert.truthy(memory_kb() < at_first + 2048, ("%d kB after 40, %d kB after 200"):format(at_first, memory_kb()))
+    end
     assert.is_nil(worker:stderr():find "level=error")
   end)
 end)
