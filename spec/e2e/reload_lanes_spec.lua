@@ -288,6 +288,23 @@ describe("settings", function()
   end)
 end)
 
+describe("a setting that changes while the program starts", function()
+  it("ends it, where its connections were made for the old one", function()
+    local app = reloading.app({}, { work = "" })
+    app:write_config [[
+      local seen = io.open "seen"
+      if not seen then
+        io.open("seen", "w"):close()
+      end
+      return { prefix = seen and "other" or "tidemill", subscribe = { t = "work" } }
+    ]]
+    local result = app:run "run"
+    assert.equal(2, result.code)
+    local wrong = ("`prefix` changed in %s while the program started"):format(app.config_path)
+    assert.truthy(result.stderr:find(wrong, 1, true), result.stderr)
+  end)
+end)
+
 describe("--only", function()
   it("holds across a reload, which needs such a lane", function()
     local app = reloading.app({ subscribe = { t = "work", u = "work" } }, { work = "" })

@@ -65,6 +65,33 @@ describe("SIGHUP", function()
     assert.equal(4, journal.count(app, "done", "attempts = 1"))
   end)
 
+  it("leaves to an old generation all that its handlers can ask for", function()
+    local app = app_with({ subscribe = { t = "work", after = "tell" } }, {
+      work = [[
+        journal.wait_for "go"
+        tidemill.publish("after", { now = true })
+        assert(tidemill.query("select 1 as one")[1].one == 1)
+        ctx:publish("after", { later = true })
+        tidemill.sleep(payload.secs)
+      ]],
+      tell = "",
+    })
+    local worker = app:start()
+    local id = journal.publish(app, "t", '{"secs": 0}')
+    local cancelled = journal.publish(app, "t", '{"secs": 3600}')
+    journal.wait_until_begun(app, 2)
+    must_reload(app, worker)
+    app:write("go", "")
+    journal.wait_for_status(app, id, "done")
+    app:wait_until(function()
+      return journal.count(app, "done", "topic = 'after'") == 3
+    end)
+    app:must_run("cancel", cancelled)
+    -- The old executor ends when the handler that was cancelled has.
+    reloading.wait_for_executors(app, worker, 1)
+    worker:wait_for "event=message_cancelled"
+  end)
+
   it("keeps the time limit of what runs in an old generation", function()
     local app = app_with({ max_attempts = 1, stall_secs = 1, kill_grace_secs = 0.1 }, {
       work = [[ if payload.n == 1 then while true do end end ]],

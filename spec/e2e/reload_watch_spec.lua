@@ -5,6 +5,7 @@ local folder = require "spec.support.folder"
 local journal = require "spec.support.journal"
 local lfs = require "lfs"
 local process = require "spec.support.process"
+local relay = require "spec.support.relay"
 local reloading = require "spec.support.reloading"
 local tidemill = require "spec.support.tidemill"
 
@@ -447,5 +448,41 @@ describe("tidemill dev", function()
     end)
     run_one(app)
     assert.same({ "1 old", "2 new" }, journal.notes(app))
+  end)
+end)
+
+describe("a system whose watches are used up", function()
+  -- A name space of its own, in which nobody may watch files. Root is nobody there to what belongs to
+  -- other accounts, such as the server's socket.
+  local function argv(script)
+    return {
+      "unshare", "--user", "--map-root-user", "sh", "-c",
+      "echo 0 > /proc/sys/user/max_inotify_instances && " .. script,
+    }
+  end
+
+  it("is said once, and changes are found by looking", function()
+    if process.run(argv "true").code ~= 0 then
+      return pending "no user name spaces here"
+    end
+    local app = app_with()
+    local between = relay.start(app)
+    local worker = process.spawn {
+      argv = argv(("exec %s run -c %s --database \"%s\""):format(tidemill.binary, app.config_path, between.dsn)),
+      cwd = app.dir,
+    }
+    table.insert(app.processes, worker)
+    worker:wait_for "event=ready"
+    worker:wait_for "event=watch_limited folder=%S+ error="
+    for n = 1, 2 do
+      changed(worker, function()
+        app:write("handlers/work.lua", handler_text(NOTE:format(n)))
+      end)
+      run_one(app)
+    end
+    assert.same({ "2 1", "3 2" }, journal.notes(app))
+    assert.equal(1, count(worker, "watch_limited"))
+    app:stop(worker)
+    between:destroy()
   end)
 end)

@@ -22,7 +22,7 @@
 ---@field principal_id string The same as `published_by`.
 ---@field headers? table<string, any> The publisher's headers.
 ---@field deadline number When the time limit passes, in the seconds of `tidemill.now()`.
----@field generation integer Which loading of the configuration this is.
+---@field generation integer Which loading of config and handlers this is: one more with each reload.
 ---@field raw string The payload as JSON, as Postgres prints it.
 local Context = {}
 
