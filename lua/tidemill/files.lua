@@ -18,12 +18,15 @@ for template in gmatch(package.path, "[^;]+") do
   system[template] = true
 end
 
-local noted = {}
+-- A handler may look for ever new modules that are not there.
+local NOTES_MOST = 10000
+
+local noted, notes = {}, 0
 
 -- Takes note of a file with this text, nil when it is not there.
 function files.note(path, text)
-  if not noted[path] then
-    noted[path] = true
+  if not noted[path] and notes < NOTES_MOST then
+    noted[path], notes = true, notes + 1
     host.file(path, text)
   end
 end

@@ -393,3 +393,56 @@ return {
     assert.equal(0, (run:wait()))
   end)
 end)
+
+describe("the files an executor came from", function()
+  after_each(executor.stop_all)
+
+  local function digests(run)
+    local list = {}
+    for _, file in ipairs(run.files) do
+      assert.is_nil(list[file.path], file.path .. " is told twice")
+      list[file.path] = tostring(file.digest)
+    end
+    return list
+  end
+
+  local function start(options)
+    options.config = options.config or [[
+      package.path = "shared/?.lua;" .. package.path
+      return { subscribe = { t = "work" } }
+    ]]
+    options.handlers = options.handlers or {
+      work = [[ require "words" pcall(require, "not.there") return function() pcall(require, "later") end ]],
+    }
+    options.files = options.files or { ["shared/words.lua"] = "return 1", ["shared/later.lua"] = "return 2" }
+    return executor.load(options)
+  end
+
+  it("are told with what they hold, and those that were looked for in vain", function()
+    local run = start {}
+    local told = digests(run)
+    for _, path in ipairs { "config.lua", "handlers/work.lua", "shared/words.lua" } do
+      assert.truthy(told[path] and told[path] ~= "0ULL", path)
+    end
+    for _, path in ipairs { "handlers/not/there.lua", "handlers/not/there/init.lua", "shared/not/there.lua" } do
+      assert.equal("0ULL", told[path], path)
+    end
+    assert.is_nil(told["shared/later.lua"])
+    run:handle()
+    assert.truthy(digests(run)["shared/later.lua"])
+  end)
+
+  it("are told when they do not load, too", function()
+    local run = start { handlers = { work = [[ require "words" ]] }, files = { ["shared/words.lua"] = "return +" } }
+    assert.truthy(run.load_error:find("shared/words.lua:1: ", 1, true), run.load_error)
+    assert.truthy(digests(run)["shared/words.lua"] ~= "0ULL")
+  end)
+
+  it("make the manifest another when one of them changes, and the same when they are the same", function()
+    local first, same = start {}, start {}
+    local other = start { files = { ["shared/words.lua"] = "return 3", ["shared/later.lua"] = "return 2" } }
+    assert.equal(first.manifest.digest, same.manifest.digest)
+    assert.is_true(first.manifest.digest ~= other.manifest.digest)
+    assert.same(digests(first), digests(same))
+  end)
+end)

@@ -20,9 +20,8 @@
 #define QUIET_MS 50      /* nothing may happen for so long before it looks */
 #define BUSY_NS 1e9      /* while something happens all the time, it looks all the same */
 #define UNSETTLED_NS 3e9 /* what does not come to rest is told all the same */
-#define TOLD_MOST                                                                                  \
-	3 /* of the same content: then it seems to be read differently by who loads it             \
-	   */
+#define FILES_MOST 50000 /* beyond, no more are watched */
+#define TOLD_MOST 3      /* of the same content: then who loads it reads it otherwise */
 
 struct file {
 	char *path;
@@ -109,6 +108,8 @@ static struct file *find_or_add(struct mill_watch *watch, const char *path, bool
 void mill_watch_file(struct mill_watch *watch, const struct mill_file *given, uint32_t tag,
                      bool newest)
 {
+	if (watch->file_count >= FILES_MOST)
+		return;
 	char *path = mill_span_dup(given->path);
 	bool added;
 	struct file *file = find_or_add(watch, path, &added);
