@@ -11,6 +11,9 @@ local SUBSCRIBE = { t = "work" }
 local HANDLER = [[
 local tidemill = require "tidemill"
 local journal = require "journal"
+local loaded = io.open("loaded", "a")
+loaded:write(journal.pid, "\n")
+loaded:close()
 %s
 return journal.recorded(function(payload, ctx)
 %s
@@ -28,7 +31,11 @@ end
 -- As journal.app; topic `t` is subscribed to by `work`, and nothing reloads by itself, unless the
 -- config says otherwise.
 function reloading.app(config, handlers)
-  return journal.app { config = whole(config or {}), handlers = handlers }
+  local app = journal.app { config = whole(config or {}), handlers = handlers }
+  for name, body in pairs(handlers) do
+    reloading.write(app, name, body)
+  end
+  return app
 end
 
 -- Writes another config, with the same defaults.
@@ -82,6 +89,20 @@ function reloading.wait_for_executors(app, worker, count)
   end, 30, function()
     return ("%d executors, found %d"):format(count, #children)
   end)
+end
+
+-- The same, and all of them have loaded the handlers: what becomes of the disk now is no affair of theirs.
+function reloading.wait_until_loaded(app, worker, count)
+  reloading.wait_for_executors(app, worker, count)
+  app:wait_until(function()
+    local ok, text = pcall(folder.read, app.dir .. "/loaded")
+    for _, child in ipairs(process.children(worker.pid)) do
+      if not ok or not ("\n" .. text):find(("\n%d\n"):format(child.pid), 1, true) then
+        return false
+      end
+    end
+    return true
+  end, 30, "all executors have loaded")
 end
 
 return reloading
