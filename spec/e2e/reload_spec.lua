@@ -107,13 +107,16 @@ describe("SIGHUP", function()
 
   it("many times in a row makes one more reload behind the one under way", function()
     local app = app_with({}, { work = "" })
-    app:write_handler("slow", "local at = os.clock() while os.clock() < at + 0.3 do end")
-    app:write_handler("work", [[ require "slow" return function() end ]])
     local worker = app:start()
+    reloading.write(app, "work", "", [[ while not io.open "go" do end ]])
+    worker:kill "HUP"
+    worker:wait_for "event=reload_begun"
     for _ = 1, 50 do
       worker:kill "HUP"
       clock.sleep(0.002)
     end
+    clock.sleep(0.2)
+    app:write("go", "")
     worker:wait_for "event=reloaded generation=3"
     reloading.wait_for_executors(app, worker, 1)
     local _, begun = worker:stderr():gsub("event=reload_begun", "")
