@@ -7,6 +7,7 @@ local http_server = require "spec.support.http_server"
 local tidemill = require "spec.support.tidemill"
 local testing = require "tidemill.testing"
 local json = require "tidemill.json"
+local native = require "tidemill.native"
 
 local url -- of the service
 
@@ -144,6 +145,16 @@ local CASES = {
       return { #reply.id, reply.topic, reply.delivered, reply.duplicate }]] },
   { "publishes decimals and arrays as they came", "ctx:publish('a', payload) tidemill.publish('b', payload)",
     payload = '[12345678901234567890, [], {}, null]' },
+  { "publishes what is nested as deep as it may be", [[
+      local deep = {}
+      local inner = deep
+      for _ = 1, 999 do inner[1] = {} inner = inner[1] end
+      ctx:publish("a", deep)
+      tidemill.publish("b", deep)]] },
+  { "publishes what is nested deeper", [[
+      local deep = {}
+      for _ = 1, 1000 do deep = { deep } end
+      tidemill.publish("b", deep)]] },
   { "publishes to no topic", "ctx:publish()" },
   { "publishes to what is no topic", "tidemill.publish('not a topic!')" },
   { "publishes a function", "ctx:publish('a', print)" },
@@ -305,6 +316,66 @@ local CASES = {
       testing.query("insert into item", function() return nil, { message = "no", sqlstate = "23505" } end)
       testing.query("select 1", {})
     end },
+  { "goes back to a savepoint after an error", [[
+      return tidemill.transaction(function(tx)
+        local made = tx:query "savepoint a"
+        pcall(tx.query, tx, "insert into item values (1)")
+        local said = tostring(select(2, pcall(tx.query, tx, "select 1")))
+        tx:query "rollback to savepoint a"
+        pcall(tx.query, tx, "insert into item values (1)")
+        tx:query "-- again\n ROLLBACK /* all */ WORK TO A;"
+        tx:query "release savepoint a"
+        return { said, made.affected, #made, #made.fields, tx:query("select 2 as two")[1].two }
+      end)]],
+    stub = function()
+      testing.query("^.*$", {})
+      testing.query("insert into item", function() return nil, { message = "no", sqlstate = "23505" } end)
+      testing.query("select 2", { { two = 2 } })
+    end },
+  { "goes back to a savepoint that is none", [[
+      local said = {}
+      pcall(tidemill.transaction, function(tx)
+        tx:query 'savepoint "A"'
+        said[1] = tostring(select(2, pcall(tx.query, tx, "rollback to a")))
+        tx:query 'rollback to "A"'
+        tx:query "savepoint b"
+        tx:query "release b"
+        said[2] = tostring(select(2, pcall(tx.query, tx, "release savepoint b")))
+        said[3] = tostring(select(2, pcall(tx.query, tx, "savepoint c")))
+      end)
+      said[4] = tostring(select(2, pcall(tidemill.query, "savepoint a")))
+      said[5] = tostring(select(2, pcall(tidemill.query, "rollback to savepoint a")))
+      said[6] = tostring(select(2, pcall(tidemill.query, "release a")))
+      return said]] },
+  { "forgets savepoints behind the one it goes back to", [[
+      tidemill.transaction(function(tx)
+        tx:query "savepoint a"
+        tx:query "savepoint b"
+        tx:query "rollback to a"
+        tx:query "rollback to b"
+      end)]] },
+  { "publishes, and goes back to a savepoint before that", [[
+      return tidemill.transaction(function(tx)
+        tx:query "savepoint a"
+        tx:publish "lonely"
+        tx:query "rollback to a"
+        return #tx:query "select 1"
+      end)]], in_sql = true, stub = function() testing.query("select 1", { {} }) end },
+  { "begins a transaction by a statement", "tidemill.query('begin')" },
+  { "starts a transaction by a statement", "tidemill.query('/* so */ START  TRANSACTION read only')" },
+  { "begins by a statement inside of a transaction",
+    "return tidemill.transaction(function(tx) return #tx:query('begin') end)" },
+  { "ends a transaction by a statement", "tidemill.transaction(function(tx) tx:query('commit') end)" },
+  { "queries an empty text", "tidemill.query('')" },
+  { "queries a comment", "tidemill.query(' -- nothing\\n /* at all */ ;')" },
+  { "queries an empty text inside of a transaction", "tidemill.transaction(function(tx) tx:query('') end)" },
+  { "queries an empty text and commits", [[
+      local said = {}
+      said[1] = pcall(tidemill.transaction, function(tx)
+        said[2] = tostring(select(2, pcall(tx.query, tx, "")))
+        said[3] = #tx:query "select 1"
+      end)
+      return said]], stub = function() testing.query("select 1", { {} }) end },
   { "begins a transaction inside of another",
     "tidemill.transaction(function() tidemill.transaction(function() end) end)" },
   { "queries beside its transaction", "tidemill.transaction(function() tidemill.query('select 1') end)" },
@@ -406,7 +477,7 @@ local function text_of(case)
 end
 
 local function decoded(text)
-  return text and json.decode(text) or json.array()
+  return text and native.decode_items(text) or json.array()
 end
 
 -- What the executor makes of a case, in the form that `tested` gives.
@@ -424,7 +495,7 @@ local function executed(run, i, case)
     if not request then
       break
     end
-    local message = json.decode(request.body)
+    local message = native.decode_items(request.body)
     message.published_by = message.published_by or (request.published_by ~= "" and request.published_by or nil)
     table.insert(at_once, message)
     run:reply(request.request, true, ('{"id":"%s","topic":"%s","delivered":1,"duplicate":false}'):format(

@@ -26,31 +26,68 @@ local function source(body)
     function() return PAYLOAD end)))
 end
 
+-- Times, and whether they are good ones.
+local TIMES = {
+  ["2030-02-28T00:00:00Z"] = true, ["2028-02-29T24:00Z"] = true, ["2030-12-31t23:59:60+15:59"] = true,
+  ["2030-06-30 12:00-0130"] = true, ["2026-01-01T00:00:00.123456789Z"] = true, ["1970-01-01T00:00+05"] = true,
+  ["2030-02-29T00:00:00Z"] = false, ["2100-02-29T00:00:00Z"] = false, ["2030-02-30T00:00:00Z"] = false,
+  ["2030-13-01T00:00:00Z"] = false, ["2030-00-01T00:00:00Z"] = false, ["2030-01-00T00:00:00Z"] = false,
+  ["0000-01-01T00:00:00Z"] = false, ["2030-01-01T24:00:01Z"] = false, ["2030-01-01T25:00Z"] = false,
+  ["2030-01-01T00:60Z"] = false, ["2030-01-01T00:00:61Z"] = false, ["2030-01-01T00:00+16:00"] = false,
+  ["2030-01-01T00:00+01:60"] = false, ["2030-01-01T00:00:00.1234567890Z"] = false,
+  ["2400-02-29T10:20:30.5Z"] = false, ["9999-12-31T23:59-12"] = false,
+  ["2030-12-31T23:59:60.5Z"] = false,
+}
+
 describe("tidemill.testing agrees with a queue", function()
   after_each(tidemill.close_all)
 
-  it("about payloads that are too large", function()
+  local function compare(bodies)
     local subscribe, handlers, count = {}, {}, 0
-    for name, body in pairs(HANDLERS) do
+    for name, body in pairs(bodies) do
       subscribe[name], handlers[name], count = name, source(body), count + 1
     end
     local app = tidemill.app { config = { subscribe = subscribe, max_attempts = 1 }, handlers = handlers }
     app:start()
-    for name in pairs(HANDLERS) do
+    for name in pairs(bodies) do
       app:must_run("publish", name)
     end
     app:wait_until(function()
       return tonumber(app.db:value [[select count(*) from tidemill.queue_message
         where subscriber <> '' and status in ('done', 'failed')]]) == count
     end, 30, "all messages are finished")
-    for name in pairs(HANDLERS) do
+    for name in pairs(bodies) do
       local row = app:ledger("subscriber = $1", name)[1]
       local chunk = assert(loadstring(handlers[name], ("@%s/handlers/%s.lua"):format(app.dir, name)))
       local run = testing.run(chunk(), {}, { max_attempts = 1 })
       assert.equal(row.status, run.status, name)
       assert.equal(row.error, run.error, name)
     end
+    return app
+  end
+
+  it("about payloads that are too large", function()
+    local app = compare(HANDLERS)
     assert.equal("done", app:ledger("subscriber = 'just_fits'")[1].status)
     assert.matches("the payload has 1048581 bytes as text", app:ledger("subscriber = 'finish'")[1].error)
+  end)
+
+  it("about times that there are not, or that are too far away", function()
+    local bodies, good, count = {}, {}, 0
+    for at, is_good in pairs(TIMES) do
+      count = count + 1
+      for way, body in pairs {
+        gathered = "ctx:publish('x', {}, { at = %q })", at_once = "tidemill.publish('x', {}, { at = %q })",
+        by_sql = "tidemill.publish_many { { topic = 'x', at = %q } }",
+      } do
+        local name = ("%s_%d"):format(way, count)
+        bodies[name], good[name] = body:format(at), is_good
+      end
+    end
+    local app = compare(bodies)
+    for name, is_good in pairs(good) do
+      local row = app:ledger("subscriber = $1", name)[1]
+      assert.equal(is_good and "done" or "failed", row.status, bodies[name])
+    end
   end)
 end)

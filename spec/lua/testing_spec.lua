@@ -236,12 +236,44 @@ describe("testing.query", function()
     testing.query("update orders", function() return nil, "plain" end)
     assert.matches("testing_spec.lua:%d+: plain\nstack", testing.run(update).error)
     local tries = 0
-    testing.query("COMMIT", function()
+    testing.query("^COMMIT$", function()
       tries = tries + 1
       return nil, { message = "could not serialize access", sqlstate = "40001" }
     end)
     local run = testing.run(function(_, ctx) ctx:finish(function(tx) tx:publish "a" end, { retries = 2 }) end)
     assert.same({ "raised", 3, {} }, { run.outcome, tries, run.published })
+  end)
+
+  it("may be a commit that perhaps took place, behind which ctx:finish goes on in no case", function()
+    local told = { message = "whether the statement took effect is unknown", lost = true, unknown = true }
+    testing.query("^COMMIT$", function() return nil, told end)
+    local run = testing.run(function(_, ctx)
+      ctx:publish "a"
+      pcall(ctx.finish, ctx, function(tx) tx:publish "b" end)
+      print "never"
+    end)
+    assert.same({ "raised", "pending", {}, {} }, { run.outcome, run.status, run.published, run.log })
+    assert.matches("^whether the statement took effect is unknown\nstack traceback:\n", run.error)
+    run = testing.run(function() return { pcall(tidemill.transaction, function() end) } end)
+    assert.same({ "done", true }, { run.outcome, run.result[2].unknown })
+  end)
+
+  it("publishes nothing of what a savepoint takes back", function()
+    local run = testing.run(function()
+      tidemill.transaction(function(tx)
+        tx:publish "kept"
+        tx:query "savepoint a"
+        tx:publish "taken.back"
+        tidemill.publish "at.once"
+        tx:query "rollback to savepoint a"
+        tx:publish "kept.too"
+      end)
+    end)
+    local topics = {}
+    for i, message in ipairs(run.published) do
+      topics[i] = message.topic
+    end
+    assert.same({ "kept", "at.once", "kept.too" }, topics)
   end)
 
   it("says what to write for a statement that no stub answers, whatever the handler catches", function()
@@ -419,7 +451,7 @@ describe("handlers by name", function()
   end)
 
   it("are said to be missing", function()
-    assert.equal("testing.run: there is no module `not.here`: looked for handlers/not/here.lua and "
+    assert.equal("testing.run: module `not.here` not found: looked for handlers/not/here.lua and "
       .. "handlers/not/here/init.lua, and in package.path\n", luajit 'print(select(2, pcall(testing.run, "not.here")))')
     folder.write(dir, "handlers/broken.lua", "return {")
     assert.matches("^error loading module 'broken' from file '%./handlers/broken.lua':.*unexpected symbol near", luajit

@@ -19,7 +19,7 @@ struct reader {
 	lua_State *L;
 	struct mill_err *err;
 	const char *start, *at, *end;
-	int depth;
+	int depth, depth_max;
 	int array_slot;   /* stack index of the array metatable; negated until an array needs it */
 	int scratch_slot; /* stack index of what holds `scratch` when it is not `small` */
 	char *scratch;    /* where strings with escapes are put together */
@@ -258,9 +258,9 @@ static bool take_word(struct reader *reader, const char *word, size_t len)
  */
 static int enter(struct reader *reader)
 {
-	if (++reader->depth > MILL_JSON_DEPTH) {
+	if (++reader->depth > reader->depth_max) {
 		char why[64];
-		snprintf(why, sizeof(why), "nested deeper than %d", MILL_JSON_DEPTH);
+		snprintf(why, sizeof(why), "nested deeper than %d", reader->depth_max);
 		fail_at(reader, reader->at, why);
 		return 0;
 	}
@@ -430,6 +430,12 @@ static int read_value(struct reader *reader)
 
 int mill_json_decode(lua_State *L, const char *text, size_t len, struct mill_err *err)
 {
+	return mill_json_decode_within(L, text, len, MILL_JSON_DEPTH, err);
+}
+
+int mill_json_decode_within(lua_State *L, const char *text, size_t len, int depth_max,
+                            struct mill_err *err)
+{
 	int top = lua_gettop(L);
 	if (!lua_checkstack(L, WAITING))
 		return mill_err_set(err, MILL_ERR_INPUT, "no Lua stack left to read JSON");
@@ -439,6 +445,7 @@ int mill_json_decode(lua_State *L, const char *text, size_t len, struct mill_err
 	reader.start = reader.at = text;
 	reader.end = text + len;
 	reader.depth = 0;
+	reader.depth_max = depth_max;
 	reader.array_slot = -(top + 1);
 	reader.scratch_slot = top + 2;
 	reader.scratch = reader.small;

@@ -44,6 +44,11 @@ void mill_json_open(lua_State *L);
  */
 int mill_json_decode(lua_State *L, const char *text, size_t len, struct mill_err *err);
 
+/* The same where values that may be nested that deep stand in something: how deep all of it may be.
+ */
+int mill_json_decode_within(lua_State *L, const char *text, size_t len, int depth_max,
+                            struct mill_err *err);
+
 /*
  * Appends the value at `index` to `out` as JSON without spaces. `name` is what the value is called
  * in messages: with `payload` an error reads

@@ -26,15 +26,26 @@ static int raise(lua_State *L, const struct mill_err *err)
 	return luaL_error(L, "%s", err->message);
 }
 
-static int l_decode(lua_State *L)
+static int decode(lua_State *L, int depth_max)
 {
 	struct mill_err err = MILL_ERR_INIT;
 	size_t len;
 	luaL_checktype(L, 1, LUA_TSTRING);
 	const char *text = lua_tolstring(L, 1, &len);
-	if (mill_json_decode(L, text, len, &err) != 0)
+	if (mill_json_decode_within(L, text, len, depth_max, &err) != 0)
 		return raise(L, &err);
 	return 1;
+}
+
+static int l_decode(lua_State *L)
+{
+	return decode(L, MILL_JSON_DEPTH);
+}
+
+/* What the library itself made of payloads: an item of publish_many, or the list. */
+static int l_decode_items(lua_State *L)
+{
+	return decode(L, MILL_JSON_DEPTH + 2);
 }
 
 static int l_buffer_gc(lua_State *L)
@@ -179,6 +190,7 @@ __attribute__((visibility("default"))) int luaopen_tidemill_native(lua_State *L)
 {
 	static const luaL_Reg functions[] = {
 		{ "decode", l_decode },
+		{ "decode_items", l_decode_items },
 		{ "array", l_array },
 		{ "is_array", l_is_array },
 		{ "decimal", l_decimal },

@@ -7,6 +7,7 @@
 local host = require "tidemill.host"
 local task = require "tidemill.task"
 local json = require "tidemill.json"
+local native = require "tidemill.native"
 local ops = require "tidemill.testing.ops"
 local record = require "tidemill.testing.record"
 local sql = require "tidemill.testing.sql"
@@ -24,6 +25,18 @@ local WHY = {
   retry = "the handler asked for a retry",
   discard = "the handler discarded the message",
 }
+
+-- The error of an attempt, no longer than an executor tells it.
+local function cut(text)
+  if #text <= ERROR_BYTES then
+    return text
+  end
+  local at = ERROR_BYTES
+  while at > ERROR_BYTES - 4 and text:byte(at + 1) >= 128 and text:byte(at + 1) < 192 do
+    at = at - 1
+  end
+  return text:sub(1, at > ERROR_BYTES - 4 and at or ERROR_BYTES)
+end
 
 local Delivery = {}
 Delivery.__index = Delivery
@@ -60,7 +73,7 @@ function Delivery:gather(item)
     return format("one delivery cannot publish more than %d bytes", PUBLISHED_BYTES)
   end
   self.gathered_bytes = self.gathered_bytes + #item + 1
-  record.gather(self, record.message(json.decode(item)))
+  record.gather(self, record.message(native.decode_items(item)))
 end
 
 -- A mark of what was gathered so far, and back to it.
@@ -94,6 +107,11 @@ function Delivery:finish()
   self.ended = { outcome = "done" }
 end
 
+-- So it has, and not well.
+function Delivery:finish_raised(text)
+  self.ended = { outcome = "raised", error = cut(render.waiting(self.co, text)) }
+end
+
 -- Gives the processor to the handler. Returns what coroutine.resume returns.
 function Delivery:turn(...)
   host.delivery = self
@@ -107,18 +125,6 @@ end
 
 local function finish(self, outcome, text, delay_secs)
   self.ended = { outcome = outcome, error = text, delay_secs = delay_secs }
-end
-
--- The error of an attempt, no longer than an executor tells it.
-local function cut(text)
-  if #text <= ERROR_BYTES then
-    return text
-  end
-  local at = ERROR_BYTES
-  while at > ERROR_BYTES - 4 and text:byte(at + 1) >= 128 and text:byte(at + 1) < 192 do
-    at = at - 1
-  end
-  return text:sub(1, at > ERROR_BYTES - 4 and at or ERROR_BYTES)
 end
 
 -- Ends a delivery that waits: the error is raised at its wait, and what comes of that changes nothing.

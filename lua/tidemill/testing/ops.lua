@@ -4,7 +4,7 @@
 -- the handler gets. It moves the delivery's clock by as long as it took. Plain LuaJIT only.
 
 local http = require "tidemill.testing.http"
-local json = require "tidemill.json"
+local native = require "tidemill.native"
 local record = require "tidemill.testing.record"
 local sql = require "tidemill.testing.sql"
 
@@ -24,12 +24,12 @@ end
 
 -- `named`: the request says itself who publishes.
 function ops.publish(delivery, request, named)
-  local message = record.message(json.decode(request))
+  local message = record.message(native.decode_items(request))
   if not named and delivery.message.published_by ~= "" then
     message.options.published_by = delivery.message.published_by
   end
   local reply
-  local wrong = record.fault(message)
+  local wrong = record.fault(delivery, message)
   if not wrong then
     reply, wrong = record.publish(delivery, message)
   end

@@ -2,6 +2,7 @@
 --
 -- Plain LuaJIT only.
 
+local due = require "tidemill.testing.due"
 local native = require "tidemill.native"
 
 -- The preset of max_payload_bytes.
@@ -9,8 +10,8 @@ local PAYLOAD_BYTES = 1024 * 1024
 
 local record = {}
 
--- Why the database refuses a message, or nil. Postgres prints a blank behind each comma and colon of its JSON.
-function record.fault(message)
+-- Postgres prints a blank behind each comma and colon of its JSON.
+local function size_fault(message)
   local json = native.encode(message.payload)
   local bytes = #json
   if bytes > PAYLOAD_BYTES / 2 then
@@ -23,13 +24,22 @@ function record.fault(message)
   end
 end
 
+-- Why the database refuses a message, or nil.
+function record.fault(delivery, message)
+  local fault, at_first
+  if message.options.at then
+    fault, at_first = due.fault(message.options.at, delivery.now)
+  end
+  return at_first and fault or size_fault(message) or fault
+end
+
 -- Why it refuses what was gathered, or nil: it is published as a list.
 function record.gathered_fault(delivery)
   local item = 0
   for _, entry in ipairs(delivery.published) do
     if entry.gathered then
       item = item + 1
-      local fault = record.fault(entry.message)
+      local fault = record.fault(delivery, entry.message)
       if fault then
         return ("item %d: %s"):format(item, fault)
       end
@@ -37,7 +47,7 @@ function record.gathered_fault(delivery)
   end
 end
 
--- A message as a spec sees it, of its decoded JSON: { topic, payload, options }.
+-- A message as a spec sees it, of its JSON, decoded by `decode_items`: { topic, payload, options }.
 function record.message(item)
   local message = { topic = item.topic, payload = item.message, options = item }
   item.op, item.topic, item.message = nil, nil, nil
@@ -88,6 +98,13 @@ function record.settle(delivery, session, committed)
       entry.session = nil
     end
   end
+end
+
+-- What a transaction published since there were `count` entries is not published after all.
+function record.undo(delivery, session, count)
+  filter(delivery, function(entry, i)
+    return i <= count or entry.session ~= session
+  end)
 end
 
 -- What was gathered since there were `count` entries is not published after all.

@@ -4,6 +4,7 @@
 -- Plain LuaJIT only.
 
 local argument = require "tidemill.argument"
+local control = require "tidemill.testing.control"
 local native = require "tidemill.native"
 local record = require "tidemill.testing.record"
 local stubs = require "tidemill.testing.stubs"
@@ -136,10 +137,10 @@ end
 
 local function publish(delivery, kind, session, body)
   local many = kind == "many"
-  local messages = many and native.decode(body) or { native.decode(body) }
+  local messages = many and native.decode_items(body) or { native.decode_items(body) }
   for i, item in ipairs(messages) do
     messages[i] = record.message(item)
-    local fault = record.fault(messages[i])
+    local fault = record.fault(delivery, messages[i])
     if fault then
       return nil, refused_of(many and format("item %d: %s", i, fault) or fault)
     end
@@ -169,13 +170,38 @@ local function over(delivery, committed)
 end
 sql.over = over
 
+-- A statement that needs no stub: its result, or nil and what the server says; and whether it was one.
+local function ask_control(delivery, text)
+  local transaction = delivery.transaction
+  local verdict, what = control.judge(transaction, text, #delivery.published)
+  if not verdict then
+    return nil, nil, false
+  elseif verdict == "failed" then
+    return nil, what, true
+  elseif verdict == "back" then
+    transaction.failed = false
+    record.undo(delivery, transaction.session, what)
+  end
+  return { affected = 0, fields = native.array() }, nil, true
+end
+
+-- A statement of the handler's own.
+local function ask_any(delivery, session, text, ...)
+  note(delivery, text, session, ...)
+  local rows, wrong, answered = ask_control(delivery, text)
+  if answered then
+    return rows, wrong
+  end
+  return ask(delivery, text, ...)
+end
+
 function sql.query(delivery, session, text, _, ...)
   local transaction = delivery.transaction
   if session and not in_transaction(delivery, session) then
     return nil, OVER
   elseif not session and transaction then
     return nil, INSIDE
-  elseif transaction and transaction.failed then
+  elseif transaction and transaction.failed and not control.is_way_back(text) then
     return nil, failure_of { message = ABORTED.query, sqlstate = "25P02" }
   end
   local kind = publishes(text)
@@ -183,10 +209,9 @@ function sql.query(delivery, session, text, _, ...)
   if kind then
     rows, wrong = publish(delivery, kind, session, ...)
   else
-    note(delivery, text, session, ...)
-    rows, wrong = ask(delivery, text, ...)
+    rows, wrong = ask_any(delivery, session, text, ...)
   end
-  if not rows and transaction then
+  if not rows and transaction and not control.is_empty(text) then
     transaction.failed = true
   end
   return rows, wrong
@@ -202,7 +227,7 @@ function sql.begin(delivery, text)
   if wrong then
     return nil, wrong
   end
-  delivery.transaction = { session = session }
+  delivery.transaction = { session = session, savepoints = {} }
   return session
 end
 
@@ -230,7 +255,8 @@ function sql.commit(delivery, session)
   return true
 end
 
--- Commits, and the message is done with it: the handler goes on only where that failed.
+-- Commits, and the message is done with it: the handler goes on only where that failed for sure. Otherwise it
+-- might return, and so have the message marked done.
 function sql.finish(delivery, session)
   if not in_transaction(delivery, session) then
     return nil, OVER
@@ -243,6 +269,8 @@ function sql.finish(delivery, session)
   local committed, wrong = sql.commit(delivery, session)
   if committed then
     delivery:finish()
+  elseif wrong.unknown then
+    delivery:finish_raised(wrong.message)
   end
   return committed, wrong
 end

@@ -111,7 +111,7 @@ function surroundings.load(name)
   local there = package.loaded[name] ~= nil or package.preload[name] or package.searchpath(name, package.path)
   if not there then
     local path = name:gsub("%.", "/")
-    return nil, ("there is no module `%s`: looked for handlers/%s.lua and handlers/%s/init.lua, and in package.path")
+    return nil, ("module `%s` not found: looked for handlers/%s.lua and handlers/%s/init.lua, and in package.path")
       :format(name, path, path)
   end
   return noting(FOLDER, require, name)
