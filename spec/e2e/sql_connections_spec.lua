@@ -102,8 +102,9 @@ describe("the connections of handlers", function()
   end)
 
   it("do not go on working when their process was killed", function()
-    local run = sql.start()
-    run:send "t.query 'select pg_sleep(600)' return 1"
+    local run = sql.start { settings = "sql_connections = 1," }
+    -- Also on a connection that was reset in between.
+    run:send "t.query [[set work_mem = '7MB']] t.query 'select pg_sleep(600)' return 1"
     run:wait_for_sleep()
     run.executor.process:kill "KILL"
     run.executor:wait()

@@ -285,7 +285,10 @@ describe("tidemill.query", function()
 
   it("resets what a statement leaves in the session", function()
     local run = sql.start { settings = "sql_connections = 1," }
-    local pid = run:lua "return t.query('select pg_backend_pid() as v')[1].v"
+    run.db:exec [[create procedure meddle() language plpgsql as
+      $$ begin set work_mem = '7MB'; commit; raise exception 'no'; end $$]]
+    local ask = "select pg_backend_pid() as pid, current_setting('client_connection_check_interval', true) as checks"
+    local before = run:lua(("return t.query(%q)[1]"):format(ask))
     for statement, check in pairs {
       ["set work_mem = '7MB'"] = "select current_setting('work_mem') <> '7MB'",
       ["select set_config('work_mem', '7MB', false)"] = "select current_setting('work_mem') <> '7MB'",
@@ -294,12 +297,16 @@ describe("tidemill.query", function()
       ["listen channel"] = "select count(*) = 0 from pg_listening_channels()",
       ["prepare mine as select 1"] = "select count(*) = 0 from pg_prepared_statements where name = 'mine'",
       ["declare c cursor with hold for select 1"] = "select count(*) = 0 from pg_cursors where name = 'c'",
+      ["do $$ begin set work_mem = '7MB'; end $$"] = "select current_setting('work_mem') <> '7MB'",
+      ["/* that fails */ call meddle()"] = "select current_setting('work_mem') <> '7MB'",
+      ["update pg_settings set setting = 7168 where name = 'work_mem'"] =
+        "select current_setting('work_mem') <> '7MB'",
     } do
       local found = run:lua(([[
-        t.query(%q)
-        return { t.query(%q)[1].good, t.query("select pg_backend_pid() as v")[1].v }
-      ]]):format(statement, "select (" .. check .. ") as good"))
-      assert.same({ true, pid }, found, statement)
+        local ok = pcall(t.query, %q)
+        return { ok, t.query(%q)[1].good, t.query(%q)[1] }
+      ]]):format(statement, "select (" .. check .. ") as good", ask))
+      assert.same({ not statement:find "fails", true, before }, found, statement)
     end
   end)
 

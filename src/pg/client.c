@@ -9,6 +9,7 @@
 #include "pg/cancel.h"
 #include "pg/connect.h"
 #include "pg/prepared.h"
+#include "pg/statement.h"
 #include "pg/watch.h"
 
 #define CLEAN_DEADLINE_MS 5000
@@ -39,6 +40,8 @@ struct mill_client {
 	uv_timer_t timer; /* a deadline, or the next turn of the loop */
 	bool pooled;      /* somebody between us and the server */
 	bool dirty;       /* something outlived its transaction in the session */
+	bool checks;      /* the server knows CHECK_SQL */
+	bool unchecked;   /* and was made to forget it */
 	bool worn;        /* the connection works, but not as it should */
 	bool leaving;     /* the server is about to hang up */
 	struct mill_prepared prepared;
@@ -74,6 +77,7 @@ static void drop_connection(struct mill_client *client)
 	client->work = NOTHING;
 	client->statement = NULL;
 	client->dirty = client->worn = client->leaving = client->pooled = false;
+	client->checks = client->unchecked = false;
 	mill_prepared_clear(&client->prepared);
 }
 
@@ -254,7 +258,7 @@ static void end_statement(struct mill_client *client)
 	if (repeat(client))
 		return;
 	struct mill_answer *answer = &client->answer;
-	if (tag_leaves_state(answer->tag) || mill_prepared_leaves_state(sql_of(client)))
+	if (tag_leaves_state(answer->tag) || mill_statement_leaves_state(sql_of(client)))
 		client->dirty = true;
 	/* A wrong number of arguments counts as a violation of the protocol, which it is not. */
 	const char *sqlstate = answer->failure.sqlstate;
@@ -275,7 +279,11 @@ static bool send_cleaning(struct mill_client *client)
 	} else if (client->dirty && !client->pooled) {
 		client->dirty = false;
 		mill_prepared_clear(&client->prepared);
+		client->unchecked = client->checks;
 		sent(client, CLEANING, PQsendQuery(connection, "DISCARD ALL"));
+	} else if (client->unchecked) {
+		client->unchecked = false;
+		sent(client, CLEANING, PQsendQuery(connection, CHECK_SQL));
 	} else if (client->prepared.stale.len > 0) {
 		mill_buffer_bytes(&client->prepared.stale, "", 1);
 		sent(client, CLEANING, PQsendQuery(connection, client->prepared.stale.data));
@@ -351,6 +359,7 @@ static void end_exchange(struct mill_client *client)
 		end_greeting(client);
 		break;
 	case CHECKING: /* a server that cannot (not on Linux) does without */
+		client->checks = !client->answer.failed;
 		mill_answer_clear(&client->answer);
 		begin_statement(client);
 		break;

@@ -1,9 +1,7 @@
 /* What a connection knows of statements: see prepared.h. */
 #include "pg/prepared.h"
 
-#include <ctype.h>
 #include <stdio.h>
-#include <strings.h>
 
 #define KEPT 64              /* texts of one connection */
 #define TEXT_MAX (16 * 1024) /* a longer one is not worth keeping */
@@ -54,25 +52,6 @@ static uint64_t hash_of(struct mill_span text)
 	return hash;
 }
 
-static bool contains(struct mill_span text, const char *word)
-{
-	size_t len = strlen(word);
-	for (size_t i = 0; i + len <= text.len; i++)
-		if (tolower((unsigned char)text.data[i]) == word[0] &&
-		    strncasecmp(text.data + i, word, len) == 0)
-			return true;
-	return false;
-}
-
-bool mill_prepared_leaves_state(struct mill_span sql)
-{
-	static const char *const words[] = { "set_config", "advisory", "temp", "with hold" };
-	for (size_t i = 0; i < MILL_COUNT(words); i++)
-		if (contains(sql, words[i]))
-			return true;
-	return false;
-}
-
 static struct mill_prepared_statement *add(struct mill_prepared *prepared, struct mill_span sql,
                                            uint64_t hash)
 {
@@ -81,7 +60,6 @@ static struct mill_prepared_statement *add(struct mill_prepared *prepared, struc
 	struct mill_prepared_statement *statement = mill_calloc(1, sizeof(*statement));
 	statement->sql = mill_span_dup(sql);
 	statement->hash = hash;
-	statement->leaves_state = mill_prepared_leaves_state(sql);
 	snprintf(statement->name, sizeof(statement->name), "s%llu",
 	         (unsigned long long)++prepared->names);
 	mill_list_push_front(&prepared->statements, &statement->node);

@@ -1,6 +1,6 @@
 /*
- * The statements one connection knows: which SQL texts were used on it, which of them are prepared
- * on the server, and which may leave something behind in the session.
+ * The statements one connection knows: which SQL texts were used on it, and which of them are
+ * prepared on the server.
  *
  * Bounded: the text that was used longest ago goes first. Knows no libpq; the client sends what is
  * decided here.
@@ -16,8 +16,7 @@ struct mill_prepared_statement {
 	uint64_t hash;
 	char name[24];
 	uint64_t uses;
-	bool on_server;    /* prepared there under `name` */
-	bool leaves_state; /* its text names what outlives a transaction */
+	bool on_server; /* prepared there under `name` */
 };
 
 /* Zero-initialised is not ready: call mill_prepared_init. */
@@ -37,6 +36,3 @@ struct mill_prepared_statement *mill_prepared_use(struct mill_prepared *prepared
 /* It cannot be used any more. */
 void mill_prepared_forget(struct mill_prepared *prepared,
                           struct mill_prepared_statement *statement);
-
-/* Does a text name what outlives a transaction: set_config, advisory locks, temporary tables? */
-bool mill_prepared_leaves_state(struct mill_span sql);

@@ -90,3 +90,25 @@ bool mill_statement_ends_transaction(struct mill_span sql)
 		word = take_word(&sql);
 	return !is(word, "to");
 }
+
+/* `word` is in lower case. */
+static bool contains(struct mill_span text, const char *word)
+{
+	size_t len = strlen(word);
+	for (size_t i = 0; i + len <= text.len; i++)
+		if (tolower((unsigned char)text.data[i]) == word[0] &&
+		    strncasecmp(text.data + i, word, len) == 0)
+			return true;
+	return false;
+}
+
+bool mill_statement_leaves_state(struct mill_span sql)
+{
+	static const char *const words[] = { "set_config", "pg_settings", "advisory", "temp",
+		                             "with hold" };
+	for (size_t i = 0; i < MILL_COUNT(words); i++)
+		if (contains(sql, words[i]))
+			return true;
+	struct mill_span first = take_word(&sql);
+	return is(first, "do") || is(first, "call");
+}
