@@ -343,6 +343,42 @@ describe("ctx:finish", function()
     assert.equal("1", app.db:value "select count(*) from try")
   end)
 
+  it("fails where its own statements change the message's row", function()
+    for statement, undo in pairs {
+      ["select tidemill.cancel($1::uuid)"] = "",
+      ["delete from tidemill.queue_message where id = $1::uuid"] = "",
+      ["select $1::text"] = "drop trigger never on tidemill.queue_message",
+    } do
+      local body = ([[
+        local n = begin_try()
+        ctx:publish("before")
+        local ok = pcall(ctx.finish, ctx, function(tx)
+          ]] .. EFFECT .. [[
+          if n < 3 then tx:query(%q, ctx.message_id) end
+        end)
+        print("never", ok)
+      ]]):gsub("%%q", function() return ("%q"):format(statement) end)
+      local app = new_app(body)
+      local worker = app:start()
+      if undo ~= "" then
+        app.db:exec [[create function nothing() returns trigger language plpgsql as $$ begin return null; end $$;
+          create trigger never before update on tidemill.queue_message for each row
+            when (new.status = 'done' and old.attempts < 3) execute function nothing()]]
+      end
+      app:must_run("publish", "t")
+      local row = wait_for_status(app, "done")
+      assert.equal("3", row.attempts, statement)
+      assert.matches("ctx:finish: the message was not there to be marked done: a statement", row.errors)
+      assert.equal("once", notes(app))
+      assert.equal("1", app.db:value "select count(*) from tidemill.queue_message where topic = 'before'")
+      if undo ~= "" then
+        app.db:exec(undo)
+      end
+      app:stop()
+      assert.is_nil(worker:stderr():find("never", 1, true))
+    end
+  end)
+
   it("rolls back when a person cancelled the message", function()
     local app = new_app([[
       ctx:finish(function(tx)

@@ -48,7 +48,6 @@ local OUTCOMES = {
   [lib.MILL_OUTCOME_DISCARD] = "discard",
   [lib.MILL_OUTCOME_RETURNED] = "returned",
   [lib.MILL_OUTCOME_FINISHED] = "finished",
-  [lib.MILL_OUTCOME_LOST] = "lost",
 }
 
 local executor = {}

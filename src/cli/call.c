@@ -36,7 +36,6 @@ static int print_result(const struct mill_call_result *result)
 		return tell("the handler discarded the message: ", result->error);
 	case MILL_OUTCOME_RAISED:
 	case MILL_OUTCOME_RETURNED:
-	case MILL_OUTCOME_LOST:
 		break;
 	}
 	return tell("", result->error ? result->error : "the handler was not started");

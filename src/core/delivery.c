@@ -85,10 +85,8 @@ void mill_delivery_conclude(struct mill_delivery *delivery, const struct mill_ou
 		delivery->refund = true;
 		break;
 	case MILL_OUTCOME_FINISHED:
-	case MILL_OUTCOME_LOST:
 		delivery->settlement = MILL_SETTLE_DONE;
-		delivery->written = outcome->kind == MILL_OUTCOME_FINISHED;
-		delivery->lost = outcome->kind == MILL_OUTCOME_LOST;
+		delivery->written = true;
 		break;
 	}
 	/* The dead letter and the retry say why, whatever the handler raised. */

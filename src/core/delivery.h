@@ -66,7 +66,6 @@ struct mill_delivery {
 	bool cancelled;     /* a person took it away while it was held here */
 	bool crashed;       /* its executor died while it waited */
 	bool written;       /* its executor wrote that it is done: nothing is left to do */
-	bool lost;          /* its executor found that the lease is lost */
 	char *error;        /* NULL: the row keeps what it has */
 	char *publications; /* JSON array for publish_many, or NULL */
 	unsigned refusals;  /* how often the database refused this settlement */

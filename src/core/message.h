@@ -72,9 +72,8 @@ enum mill_outcome_kind {
 	MILL_OUTCOME_RETURNED, /* never started (the executor drains): back now, the attempt not
 	                          counted */
 	MILL_OUTCOME_FINISHED, /* ctx:finish: done, and the executor has written that already */
-	MILL_OUTCOME_LOST,     /* ctx:finish found that the lease is lost: nothing to write */
 };
-#define MILL_OUTCOME_LAST MILL_OUTCOME_LOST
+#define MILL_OUTCOME_LAST MILL_OUTCOME_FINISHED
 struct mill_outcome {
 	uint64_t ticket;
 	enum mill_outcome_kind kind;

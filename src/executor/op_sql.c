@@ -18,7 +18,7 @@
 #define ORPHAN_EVERY_SECS 60
 #define BUFFER_KEEP (1024 * 1024) /* arguments that grew beyond are given back */
 
-enum step { QUERY, BEGIN, COMMIT, ROLLBACK, SETTLE, COMMIT_DONE };
+enum step { QUERY, BEGIN, COMMIT, ROLLBACK, SETTLE, COMMIT_DONE, GIVE_UP };
 
 /* What a wait keeps from one op to the next. */
 struct mill_sql_use {
@@ -201,8 +201,8 @@ static void after_settle(struct mill_sql_use *use, struct mill_answer *answer)
 			give_back(use);
 		wake(use, answer);
 	} else if (answer->row_count == 0) {
-		give_back(use);
-		end(use, MILL_OUTCOME_LOST, NULL);
+		use->arguments.len = 0;
+		start_step(use, GIVE_UP, MILL_SPAN("ROLLBACK"));
 	} else {
 		if (use->has_publications)
 			tell_orphans(use, answer);
@@ -226,9 +226,24 @@ static void after_commit_done(struct mill_sql_use *use, struct mill_answer *answ
 		wake(use, answer);
 }
 
+/*
+ * No row was there to write: the lease is lost, or the transaction itself changed the row, which is
+ * as it was now, and ours. The runtime's fence tells one from the other.
+ */
+static void after_give_up(struct mill_sql_use *use, struct mill_answer *answer)
+{
+	(void)answer;
+	give_back(use);
+	end(use, MILL_OUTCOME_RAISED,
+	    "ctx:finish: the message was not there to be marked done: a statement of the "
+	    "transaction "
+	    "changed its row, or another worker has it; all was rolled back");
+}
+
 static void (*const after[])(struct mill_sql_use *use, struct mill_answer *answer) = {
 	[QUERY] = after_query,       [BEGIN] = after_begin,   [COMMIT] = after_commit,
 	[ROLLBACK] = after_rollback, [SETTLE] = after_settle, [COMMIT_DONE] = after_commit_done,
+	[GIVE_UP] = after_give_up,
 };
 
 static void on_answer(struct mill_answer *answer, void *context)

@@ -212,10 +212,8 @@ static void log_lost(const struct mill_delivery *delivery)
 void mill_settle_take(struct mill_settle *settle, struct mill_delivery *delivery)
 {
 	settle->held++;
-	if (delivery->lost)
-		log_lost(delivery);
 	/* ctx:finish: the executor has been at the database with it. */
-	if (delivery->lost || delivery->written)
+	if (delivery->written)
 		end_delivery(settle, delivery, NULL);
 	else
 		enqueue(settle, delivery, NULL);
