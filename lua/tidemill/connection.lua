@@ -14,7 +14,7 @@ local native = require "tidemill.native"
 local argument = require "tidemill.argument"
 local sql = require "tidemill.sql"
 
-local format, match = string.format, string.match
+local find, format, match = string.find, string.format, string.match
 
 local NONE = ""
 
@@ -197,6 +197,8 @@ local function options_problem(dsn, options)
   local wrong = argument.optional_text(dsn)
   if wrong then
     return wrong
+  elseif dsn and find(dsn, "\0", 1, true) then
+    return "the address of the database holds a zero byte"
   end
   wrong = argument.optional_table(options)
   if wrong then

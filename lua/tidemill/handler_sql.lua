@@ -54,7 +54,16 @@ end
 
 -- For functions of the library: errors of ours are raised at the line that called these.
 function handler_sql.transaction(name, fn, options)
-  return sql.transaction(handler_sql.engine(), name, fn, options, engine.commit)
+  local used = handler_sql.engine()
+  if options and host.running() then
+    -- What a try gathered by ctx:publish, the next one gathers again.
+    local mark = host.gathered()
+    used = setmetatable({}, { __index = used })
+    function used.begin_anew()
+      host.rewind(mark)
+    end
+  end
+  return sql.transaction(used, name, fn, options, engine.commit)
 end
 
 -- Commits together with this message's `done`, which ends the delivery.

@@ -317,7 +317,7 @@ end
 -- ---- replies ------------------------------------------------------------------------------------------
 
 -- Names are in lower case, and found in any.
-local Headers = {}
+local Headers = { __metatable = "headers of a reply" }
 
 function Headers.__index(headers, name)
   return type(name) == "string" and rawget(headers, lower(name)) or nil
@@ -346,11 +346,12 @@ local function parse_headers(text)
   return headers
 end
 
-local Reply = {}
-Reply.__index = Reply
+-- The metatables are all deliveries', so nobody gets hold of them.
+local reply_methods = {}
+local Reply = { __index = reply_methods, __metatable = "a reply" }
 
 -- The body as a value; raises when it is no JSON.
-function Reply:json()
+function reply_methods:json()
   local ok, value = pcall(native.decode, self.body)
   if not ok then
     error(format("the reply of %s, status %d, is no JSON: %s", shown(self.url), self.status, tostring(value)), 2)

@@ -11,6 +11,7 @@
 --   publisher()                       who publishes where nobody says so, or nil
 --   schema                            of our functions
 --   refusal                           why they cannot be used; nil: they can
+--   begin_anew()                      a transaction is tried again; may be left out
 --
 -- Why not is a text (a mistake of the caller) or a table (what the database said).
 
@@ -35,8 +36,8 @@ local sql = {}
 
 -- What the database said: message, sqlstate, detail, hint, constraint, schema, table, column; `lost`
 -- when the connection broke, `unknown` when nobody knows whether it took effect; `where`, the line.
-local Failure = {}
-Failure.__index = Failure
+-- The metatable is all deliveries', so nobody gets hold of it.
+local Failure = { __metatable = "an error of the database" }
 
 function Failure:__tostring()
   local text = format("%s%s", self.where and self.where .. ": " or "", self.message)
@@ -171,8 +172,10 @@ end
 
 -- ---- transactions -------------------------------------------------------------------------------
 
-local Transaction = {}
-Transaction.__index = Transaction
+-- What a `tx` finds its methods in is all deliveries', so nobody gets hold of that.
+local SEAL = {}
+local methods = {}
+local Transaction = { __index = methods, __metatable = SEAL }
 
 -- Why a transaction that went with its connection is over: what was said when that was noticed.
 local function loss_of(self)
@@ -187,7 +190,7 @@ local function remember_loss(self, wrong)
 end
 
 local function misuse(self)
-  if getmetatable(self) ~= Transaction then
+  if type(self) ~= "table" or getmetatable(self) ~= SEAL then
     return "call it with a colon, tx:query(…)"
   elseif self.loss then
     return loss_of(self)
@@ -196,7 +199,7 @@ local function misuse(self)
   end
 end
 
-function Transaction:query(text, ...)
+function methods:query(text, ...)
   local wrong = misuse(self)
   local rows
   if not wrong and type(text) == "string" and ends_transaction(text) then
@@ -211,7 +214,7 @@ function Transaction:query(text, ...)
   return rows
 end
 
-function Transaction:publish(topic, payload, options)
+function methods:publish(topic, payload, options)
   local wrong = misuse(self)
   local published
   if not wrong then
@@ -224,7 +227,7 @@ function Transaction:publish(topic, payload, options)
   return published
 end
 
-function Transaction:publish_many(list)
+function methods:publish_many(list)
   local wrong = misuse(self)
   local published
   if not wrong then
@@ -338,6 +341,8 @@ function sql.transaction(engine, name, fn, options, commit, isolation)
         error(cause, 0)
       end
       raise(name, cause, 2)
+    elseif engine.begin_anew then
+      engine.begin_anew()
     end
   end
 end

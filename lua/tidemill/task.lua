@@ -19,11 +19,11 @@ local finish, raised = handler_sql.finish, render.raised
 
 local INFO = 1
 
-local Context = {}
-Context.__index = Context
--- All contexts share it, so nobody gets hold of it: this is what they get.
+-- All contexts share the metatable and what it finds methods in, so nobody gets hold of them: SEAL is
+-- what they get.
 local SEAL = {}
-Context.__metatable = SEAL
+local methods = {}
+local Context = { __index = methods, __metatable = SEAL }
 
 -- Why `self` cannot be used in a method called `name`, or nothing.
 local function misuse(self, name)
@@ -41,25 +41,25 @@ local function refuse(name, wrong)
 end
 
 -- End the delivery: as a failed attempt, after `secs` instead of the backoff.
-function Context:retry(secs, why)
+function methods:retry(secs, why)
   local wrong = misuse(self, "retry") or argument.secs(secs) or argument.optional_text(why)
   refuse("retry", wrong or await.finish("retry", secs, why))
 end
 
 -- End the delivery: again after `secs`, the attempt not counted.
-function Context:snooze(secs)
+function methods:snooze(secs)
   local wrong = misuse(self, "snooze") or argument.secs(secs)
   refuse("snooze", wrong or await.finish("snooze", secs))
 end
 
 -- End the delivery: the message needs no more work.
-function Context:discard(why)
+function methods:discard(why)
   local wrong = misuse(self, "discard") or argument.optional_text(why)
   refuse("discard", wrong or await.finish("discard", 0, why))
 end
 
 -- Publish a message in the transaction of this one's `done`; dropped when this attempt fails.
-function Context:publish(topic, payload, options)
+function methods:publish(topic, payload, options)
   local wrong = misuse(self, "publish")
   local item
   if not wrong then
@@ -76,7 +76,7 @@ end
 
 -- Calls `fn(tx)` in a transaction that marks this message `done` too: what it does in this database
 -- happens exactly once. The delivery ends with it; what raises, rolls back and raises here.
-function Context:finish(fn, options)
+function methods:finish(fn, options)
   local wrong = misuse(self, "finish")
   if wrong then
     refuse("finish", wrong)
@@ -85,7 +85,7 @@ function Context:finish(fn, options)
 end
 
 -- A line in the log that names this message.
-function Context:log(text, fields)
+function methods:log(text, fields)
   local wrong = misuse(self, "log") or log.write(INFO, text, fields)
   if wrong then
     refuse("log", wrong)

@@ -85,6 +85,7 @@ describe("tidemill.connect", function()
         function() t.connect(dsn, { prefix = "x" }) end,
         function() t.connect("host=/nowhere") end,
         function() t.connect("nonsense") end,
+        function() t.connect("dbname=a\0 host=b") end,
       } do
         local ok, e = pcall(body)
         io.write(tostring(ok), " ", type(e), " ", tostring(e), "\n")
@@ -115,6 +116,7 @@ describe("tidemill.connect", function()
       'string script.lua:22: tidemill.connect: options: "prefix" is unknown',
       "table script.lua:23: .*/nowhere",
       "table script.lua:24: the address of the database cannot be read",
+      "string script.lua:25: tidemill.connect: the address of the database holds a zero byte",
     }
     for line in out:gmatch "[^\n]+" do
       table.insert(lines, line)

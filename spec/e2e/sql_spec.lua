@@ -292,6 +292,9 @@ describe("tidemill.query", function()
     for statement, check in pairs {
       ["set work_mem = '7MB'"] = "select current_setting('work_mem') <> '7MB'",
       ["select set_config('work_mem', '7MB', false)"] = "select current_setting('work_mem') <> '7MB'",
+      ["create TEMPORARY table left_over_2 ()"] = "select to_regclass('left_over_2') is null",
+      ["create table pg_temp.left_over_3 ()"] = "select to_regclass('left_over_3') is null",
+      ["select pg_try_advisory_lock_shared(7)"] = "select count(*) = 0 from pg_locks where locktype = 'advisory'",
       ["create temp table left_over ()"] = "select to_regclass('left_over') is null",
       ["select pg_advisory_lock(7)"] = "select count(*) = 0 from pg_locks where locktype = 'advisory'",
       ["listen channel"] = "select count(*) = 0 from pg_listening_channels()",
@@ -308,6 +311,14 @@ describe("tidemill.query", function()
       ]]):format(statement, "select (" .. check .. ") as good", ask))
       assert.same({ not statement:find "fails", true, before }, found, statement)
     end
+  end)
+
+  it("keeps prepared what leaves nothing, though it looks so", function()
+    local run = sql.start { settings = "sql_connections = 1," }
+    assert.equal(1, run:lua [[
+      for _ = 1, 3 do t.query "select 1 as email_template, pg_advisory_xact_lock(7) as threshold, 2 as temperature" end
+      return t.query("select count(*) as n from pg_prepared_statements where statement like 'select 1 as email%'")[1].n
+    ]])
   end)
 
   it("prepares again what a change of a table has made invalid", function()

@@ -294,6 +294,48 @@ describe("tidemill.transaction", function()
     assert.equal("1=602", items())
   end)
 
+  it("gathers by ctx:publish once, however often it is tried", function()
+    start { migrate = true }
+    local outcome = run.executor:outcome(run:send [[
+      local tries = 0
+      ctx:publish("before")
+      t.transaction(function(tx)
+        tries = tries + 1
+        ctx:publish("inside", tries)
+        if tries < 3 then tx:query "do $$ begin raise exception 'again' using errcode = '40001'; end $$" end
+      end, { retries = 2 })
+      pcall(t.transaction, function() ctx:publish("raised") error "no" end, { retries = 2 })
+    ]])
+    assert.equal("done", outcome.kind)
+    local topics = {}
+    for i, item in ipairs(json.decode(outcome.publications)) do
+      topics[i] = item.topic .. json.encode(item.message)
+    end
+    assert.same({ "before{}", "inside3", "raised{}" }, topics)
+  end)
+
+  it("keeps what all transactions and errors share to itself", function()
+    start()
+    run:lua [[
+      pcall(t.transaction, function(tx)
+        pcall(function() getmetatable(tx).query = function() return "mine" end end)
+        pcall(function() getmetatable(tx).__index = {} end)
+        pcall(function() tx.__index.query = function() return "mine" end end)
+        assert(not pcall(setmetatable, tx, {}))
+        local _, e = pcall(tx.query, tx, "select 1/0")
+        pcall(function() getmetatable(e).__tostring = function() return "mine" end end)
+        pcall(function() e.__index.hint = "mine" end)
+        assert(not pcall(setmetatable, e, {}))
+      end)
+      return 1
+    ]]
+    assert.same({ 1, false, "text:2: division by zero (SQLSTATE 22012)" }, run:lua [[
+      local row = t.transaction(function(tx) return tx:query("select 1 as v")[1] end)
+      local _, e = pcall(t.query, "select 1/0")
+      return { row.v, e.hint or false, tostring(e) }
+    ]])
+  end)
+
   it("is tried again after a deadlock", function()
     start { settings = "sql_connections = 2," }
     run.db:exec "insert into item values (1, 0), (2, 0)"

@@ -91,24 +91,50 @@ bool mill_statement_ends_transaction(struct mill_span sql)
 	return !is(word, "to");
 }
 
-/* `word` is in lower case. */
-static bool contains(struct mill_span text, const char *word)
+/*
+ * Words that may leave something, in lower case, or how they begin. An advisory lock of _xact_ ends
+ * with its transaction.
+ */
+static const struct {
+	const char *text;
+	bool begins;
+} leaving[] = {
+	{ "set_config", false },
+	{ "pg_settings", false },
+	{ "temp", false },
+	{ "temporary", false },
+	{ "pg_temp", true },
+	{ "hold", false },
+	{ "pg_advisory_lock", true },
+	{ "pg_try_advisory_lock", true },
+};
+
+static bool is_leaving(struct mill_span word)
 {
-	size_t len = strlen(word);
-	for (size_t i = 0; i + len <= text.len; i++)
-		if (tolower((unsigned char)text.data[i]) == word[0] &&
-		    strncasecmp(text.data + i, word, len) == 0)
+	for (size_t i = 0; i < MILL_COUNT(leaving); i++) {
+		struct mill_span start = { word.data, strlen(leaving[i].text) };
+		if (word.len < start.len || (word.len > start.len && !leaving[i].begins))
+			continue;
+		if (is(start, leaving[i].text))
 			return true;
+	}
 	return false;
 }
 
 bool mill_statement_leaves_state(struct mill_span sql)
 {
-	static const char *const words[] = { "set_config", "pg_settings", "advisory", "temp",
-		                             "with hold" };
-	for (size_t i = 0; i < MILL_COUNT(words); i++)
-		if (contains(sql, words[i]))
+	struct mill_span rest = sql;
+	struct mill_span first = take_word(&rest);
+	if (is(first, "do") || is(first, "call"))
+		return true;
+	/* In comments and texts too, which is too much, and harmless. */
+	while (sql.len > 0) {
+		struct mill_span word = { sql.data, 0 };
+		while (word.len < sql.len && is_of_word(word.data[word.len]))
+			word.len++;
+		if (is_leaving(word))
 			return true;
-	struct mill_span first = take_word(&sql);
-	return is(first, "do") || is(first, "call");
+		skip(&sql, word.len > 0 ? word.len : 1);
+	}
+	return false;
 }
