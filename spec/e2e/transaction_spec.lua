@@ -345,7 +345,8 @@ describe("tidemill.transaction", function()
       local tries = t.transaction(function(tx)
         _G.tries = (rawget(_G, "tries") or 0) + 1
         tx:query("update item set n = n + 1 where id = $1", first)
-        while _G.tries < 2 do t.sleep(0.005) end -- both hold their first row
+        _G.held = (rawget(_G, "held") or 0) + 1
+        while _G.held < 2 do t.sleep(0.005) end -- both hold their first row
         tx:query("update item set n = n + 1 where id = $1", second)
       end, { retries = 10 })
       return _G.tries
