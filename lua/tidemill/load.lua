@@ -196,6 +196,14 @@ local function shown_result(value)
   return value == true and "nothing" or argument.show(value)
 end
 
+-- The same of one without a `handle`. `handler` is what a subscription calls it.
+local function without_handle(value)
+  if type(value) ~= "table" then
+    return shown_result(value)
+  end
+  return type(rawget(value, "handler")) == "function" and "`handler`, write `handle`" or "a table without it"
+end
+
 -- Loads a handler's module, once. Returns { handle, options, around, path, source }, or nil.
 function Loading:module(name, keys)
   if self.modules[name] then
@@ -217,7 +225,7 @@ function Loading:module(name, keys)
     end)
   else
     self:add(nil, format("%s: must return a function, or a table with a function `handle`; found %s", found.path,
-      type(result) == "table" and "a table without it" or shown_result(result)))
+      without_handle(result)))
     return nil
   end
   self.modules[name] = found

@@ -90,6 +90,8 @@ local function without_internals(text, trace)
     text, trace = without_own_files(text, trace)
   end
   trace = gsub(trace, "\n\ttidemill[%w.]*:%d+: in function [^\n]*", "")
+  -- How a wait leaves the coroutine, and gets through those of the handler's own (lua/tidemill/await.lua).
+  trace = gsub(trace, "\n\t%[C%]: in function 'raw_%l+'", "")
   trace = gsub(trace, "\n\t%[C%]: in function 'xpcall'$", "")
   return text .. trace
 end

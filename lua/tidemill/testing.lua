@@ -148,8 +148,9 @@ local function find_handler(handler)
       subscriber = subscriber, max_attempts = handler.max_attempts, timeout_secs = handler.timeout_secs,
     }
   end
+  local misnamed = type(handler) == "table" and type(rawget(handler, "handler")) == "function"
   return nil, ("a handler is a function, a table with a function `handle`, or a module's name; found %s"):format(
-    argument.show(handler))
+    misnamed and "`handler`, write `handle`" or argument.show(handler))
 end
 
 -- The topic, the payload and the headers as a message has them.

@@ -316,17 +316,22 @@ return {
         "handlers/number.lua: must return a function, or a table with a function `handle`; found 5",
         "handlers/tableless.lua: must return a function, or a table with a function `handle`; found a table without it",
         "handlers/option.lua:3: max_atempts: unknown key, did you mean `max_attempts`?",
+        "handlers/short.lua:2: timeout: unknown key, did you mean `timeout_secs`?",
+        "handlers/misnamed.lua: must return a function, or a table with a function `handle`; found `handler`, "
+          .. "write `handle`",
         "handlers/waits.lua:1: `sleep` works only while a handler runs, not while config.lua and modules are loaded",
         "handlers/thrown.lua: the error is a table: {\"a\":1}",
       }, problems([[return { subscribe = {
         t1 = "raises", t2 = "syntax", t3 = "empty", t4 = "number", t5 = "tableless", t6 = "option", t7 = "waits",
-        t8 = "thrown", t9 = "raises" } }]], { handlers = {
+        t6b = "short", t6c = "misnamed", t8 = "thrown", t9 = "raises" } }]], { handlers = {
         raises = "\nnothing()",
         syntax = "\n}",
         empty = "",
         number = "return 5",
         tableless = "return { run = function() end }",
         option = "return {\n  handle = function() end,\n  max_atempts = 3,\n}",
+        short = "return { handle = function() end,\n  timeout = 3 }",
+        misnamed = "return { handler = function() end }",
         waits = "require('tidemill').sleep(1)",
         thrown = "error({ a = 1 })",
       } }))

@@ -66,6 +66,19 @@ describe("test", function()
       { result.code, result.stderr })
   end)
 
+  it("says that there are no specs", function()
+    local said = {
+      code = 1, stdout = "",
+      stderr = "tidemill: there is no folder spec here: specs stand in spec/NAME_spec.lua, see docs/handlers.md, and "
+        .. "`tidemill init` writes one\n",
+    }
+    assert.same(said, run "test")
+    assert.same(said, run("test", "--filter=one"))
+    folder.write(dir, "mine/a_spec.lua", "it('is found', function() end)")
+    assert.equal(0, run("test", "mine").code)
+    assert.equal(0, run("test", "mine/a_spec.lua").code)
+  end)
+
   it("says how busted is installed", function()
     local result = process.run {
       argv = { tidemill.binary, "test" }, cwd = dir, env = { LUA_PATH = "/nowhere/?.lua" },

@@ -605,4 +605,12 @@ describe("tidemill.testing agrees with the executor about a handler that", funct
       assert.same(real, mine)
     end)
   end
+
+  it("waits, without a word of how the library does that in its tracebacks", function()
+    for i, case in ipairs(CASES) do
+      if case[1]:find "^exceeds its limit" then
+        assert.falsy((executed(run, i, case).error or ""):find("raw_", 1, true), case[1])
+      end
+    end
+  end)
 end)

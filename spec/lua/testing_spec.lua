@@ -345,7 +345,7 @@ describe("testing.http", function()
     local told = 'testing.run: no stub answers the request GET https://a.example/x?key=1: say what it gives by '
       .. 'testing.http("GET https://a.example/x", { status = 200, json = {} })\nstack traceback:\n'
     assert.truthy(err:find(told, 1, true), err)
-    assert.matches("testing_spec.lua:%d+: in function 'handler'", err:gsub("\n%s*%[C%][^\n]*", ""))
+    assert.matches("\nstack traceback:\n[^\n]*\n[^\n]*testing_spec.lua:%d+: in function 'handler'", err)
   end)
 
   it("refuses an answer that is none", function()
@@ -370,6 +370,7 @@ describe("a mistake in a spec", function()
   it("is told at the spec's line", function()
     local function noop() end
     for _, case in ipairs {
+      { { { handler = noop } }, ".* a module's name; found `handler`, write `handle`" },
       { { 5 }, "a handler is a function, a table with a function `handle`, or a module's name; found 5" },
       { { {} }, "a handler is a function, .* found a table" },
       { { noop, print }, "payload: a function cannot be written" },

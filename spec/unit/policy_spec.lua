@@ -180,6 +180,12 @@ describe("the closest of some words", function()
     assert.equal("ab", closest("a", "ab", "ac"))
   end)
 
+  it("is one that begins with the word, where none is a slip away", function()
+    assert.equal("timeout_secs", closest("timeout", "max_attempts", "timeout_secs"))
+    assert.equal("time_out", closest("timeout", "timeout_secs", "time_out"))
+    assert.is_nil(closest("ti", "timeout_secs"))
+  end)
+
   it("is none when all are far", function()
     assert.is_nil(closest("publisher-of-things", "publish", "run"))
     assert.is_nil(closest("xyz", "prune", "publish"))

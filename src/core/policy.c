@@ -157,6 +157,7 @@ char *mill_policy_quote_identifier(const char *name)
 }
 
 #define WORD_MAX 40
+#define PREFIX_MIN 3
 
 static size_t least(size_t a, size_t b)
 {
@@ -185,6 +186,18 @@ static size_t slips(const char *a, const char *b)
 	return rows[n][m];
 }
 
+/* The first that begins with the word, unless that is hardly one. */
+static const char *longer(const char *word, const char *const *names, size_t count)
+{
+	size_t len = strlen(word);
+	if (len < PREFIX_MIN || len > WORD_MAX)
+		return NULL;
+	for (size_t i = 0; i < count; i++)
+		if (strncmp(names[i], word, len) == 0)
+			return names[i];
+	return NULL;
+}
+
 const char *mill_policy_closest(const char *word, const char *const *names, size_t count)
 {
 	const char *best = NULL;
@@ -196,5 +209,7 @@ const char *mill_policy_closest(const char *word, const char *const *names, size
 			best = names[i];
 		}
 	}
-	return fewest <= 1 + strlen(word) / 4 ? best : NULL;
+	if (fewest <= 1 + strlen(word) / 4)
+		return best;
+	return longer(word, names, count);
 }

@@ -49,7 +49,7 @@ bool mill_policy_identifier(const char *name, size_t max);
 char *mill_policy_quote_identifier(const char *name);
 
 /*
- * The entry of `names` most like `word`, or NULL where none is close: what somebody who mistyped
- * probably meant.
+ * The entry of `names` most like `word`, or else one that begins with it, or NULL where none is
+ * close: what somebody who mistyped probably meant.
  */
 const char *mill_policy_closest(const char *word, const char *const *names, size_t count);
