@@ -192,6 +192,25 @@ describe("a reload that fails", function()
     assert.same({ "1 old", "1 old" }, journal.notes(app))
   end)
 
+  it("gives up a file that eats memory while it is loaded", function()
+    -- A build with sanitizers needs more than any limit that can be eaten up soon.
+    if os.getenv "TIDEMILL_TEST_CHILD_ASAN_OPTIONS" then
+      return
+    end
+    local app = reloading.app({ max_memory_mb = 64 }, { work = "" })
+    local worker = app:start()
+    app:write_handler("work", [[
+      local eaten = {}
+      for i = 1, 1e9 do eaten[i] = ("x"):rep(1000) .. i end
+    ]])
+    local ok, line = reloading.reload(app, worker)
+    assert.is_nil(ok)
+    assert.matches("still_serving=1 ", line)
+    assert.matches('error="config and handlers need far more memory than max_memory_mb = 64 allows', line)
+    journal.publish(app, "t")
+    journal.wait_until_finished(app)
+  end)
+
   it("says so when each executor gets another config", function()
     local app = app_with({ executors = 3 }, { work = "" })
     local worker = app:start()

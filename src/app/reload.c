@@ -281,6 +281,8 @@ static struct generation *start_generation(struct mill_reload *reload, uint32_t 
 		.plain_table = reload->options.plain_table,
 		.generation = number,
 		.settings = settings,
+		.trial_memory_mb =
+		        settings ? 0 : (size_t)reload->serving->manifest.settings.max_memory_mb,
 		.on_manifest = on_manifest,
 		.on_ready = on_ready,
 		.on_complete = on_complete,

@@ -221,7 +221,16 @@ static void schedule_restart(struct mill_pool *pool, const struct mill_process *
 /* On trial, whatever ends an executor ends the trial. */
 static void tell_end(struct mill_process *process, int64_t status, int signal_number)
 {
+	struct mill_pool *pool = process->executor.pool;
 	char text[160], how[64];
+	if (process->kill == MILL_KILL_MEMORY) {
+		snprintf(text, sizeof(text),
+		         "config and handlers need far more memory than max_memory_mb = %zu allows "
+		         "while they are loaded",
+		         pool->limits.max_memory_mb);
+		mill_pool_set_back(pool, MILL_SETBACK_LOAD, MILL_SPAN(text));
+		return;
+	}
 	if (signal_number != 0)
 		snprintf(how, sizeof(how), "signal %d, SIG%s", signal_number,
 		         sigabbrev_np(signal_number) ? sigabbrev_np(signal_number) : "?");
@@ -229,7 +238,7 @@ static void tell_end(struct mill_process *process, int64_t status, int signal_nu
 		snprintf(how, sizeof(how), "exit code %lld", (long long)status);
 	snprintf(text, sizeof(text), "an executor ended while it loaded config and handlers (%s)",
 	         how);
-	mill_pool_set_back(process->executor.pool, MILL_SETBACK_ENDED, MILL_SPAN(text));
+	mill_pool_set_back(pool, MILL_SETBACK_ENDED, MILL_SPAN(text));
 }
 
 static void on_end(struct mill_process *process, int64_t status, int signal_number)
@@ -272,6 +281,7 @@ struct mill_pool *mill_pool_start(const struct mill_pool_options *options)
 	pool->options.settings = NULL;
 	pool->trial = options->settings == NULL;
 	pool->count = 1;
+	pool->limits.max_memory_mb = options->trial_memory_mb;
 	if (!pool->trial)
 		follow(pool, options->settings);
 	mill_list_init(&pool->processes);

@@ -50,6 +50,7 @@ struct mill_pool_options {
 	 * the others once that has loaded, and replaces none before all are ready.
 	 */
 	const struct mill_settings *settings;
+	size_t trial_memory_mb; /* on trial: max_memory_mb until that manifest is there */
 
 	/*
 	 * The first executor has loaded: what config and handlers came to. Called once, before
