@@ -69,7 +69,7 @@ describe("a mistake on the command line", function()
     { { "check", "--json=yes" }, "`--json` takes no value" },
     { { "publish", "t", "--delay" }, "`--delay` needs a value: --delay SECONDS" },
     { { "check", "--log-level", "loud" }, "`--log-level` is `loud`: use one of debug, info, warn, error" },
-    { { "check", "--log-format=xml" }, "`--log-format` is `xml`: use one of text, json" },
+    { { "check", "--log-format=xml" }, "`--log-format` is `xml`: use one of text, json, terminal" },
     { { "run", "--database", "" }, "`--database` is empty: leave it out to use the config's" },
   }
   for _, case in ipairs(cases) do
@@ -80,7 +80,8 @@ describe("a mistake on the command line", function()
 
   it("in a variable of the environment ends with 2, too", function()
     for _, case in ipairs {
-      { "TIDEMILL_LOG_LEVEL", "loud", "debug, info, warn, error" }, { "TIDEMILL_LOG_FORMAT", "xml", "text, json" },
+      { "TIDEMILL_LOG_LEVEL", "loud", "debug, info, warn, error" },
+      { "TIDEMILL_LOG_FORMAT", "xml", "text, json, terminal" },
     } do
       local name, value, known = unpack(case)
       assert_refused(2, ("`%s` is `%s`: use one of %s"):format(name, value, known),

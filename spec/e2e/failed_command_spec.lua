@@ -101,6 +101,7 @@ describe("failed show", function()
     app.db:query([[update tidemill.queue_message
       set dedupe_key = 'k', headers = '{"trace": "t"}', error = error || E'\nlast' where id = $1]], id)
     local shown = app:must_run("failed", "show", id)
+    assert.matches("^id +%S+\ntopic +order.paid\nsubscriber +[^\n]+\nstatus +failed\nattempts +%d+\nerror ", shown)
     for _, row in ipairs(app.db:query [[select column_name as name from information_schema.columns
       where table_schema = 'tidemill' and table_name = 'queue_message'
         and column_name not in ('claimed_at', 'max_attempts', 'published_by', 'ordering_key')]]) do

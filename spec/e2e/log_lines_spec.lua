@@ -53,6 +53,32 @@ describe("the log", function()
   end
 end)
 
+describe("the log at a terminal", function()
+  it("is laid out for reading, and cannot command the terminal", function()
+    local app = tidemill.app {
+      config = { executors = 1, max_attempts = 1, subscribe = { a = "h" } },
+      handlers = {
+        h = [[
+          return function(payload, ctx)
+            ctx:log("packed \27[2J", { order = 7, note = "two\nlines" })
+            error "no stock"
+          end]],
+      },
+    }
+    app:must_run "drain"
+    local id = app.db:value "select id from tidemill.publish('a')"
+    -- A terminal of its own, which nobody looks at.
+    local command = ("'%s' drain -c '%s' --database \"%s\""):format(tidemill.binary, app.config_path, app.dsn)
+    local output = process.run { "script", "-qec", command, "/dev/null", cwd = app.dir }.stdout:gsub("\r", "")
+    id = id:gsub("%-", "%%-")
+    assert.matches("\n%d%d:%d%d:%d%d packed \\u001b%[2J topic=a subscriber=h attempt=1 order=7 message_id=" .. id
+      .. "\n    note: two\n    lines\n", output)
+    assert.matches("\n%d%d:%d%d:%d%d error message_failed topic=a subscriber=h [^\n]* message_id=" .. id
+      .. "\n    error: [^\n]*h.lua:3: no stock\n    stack traceback:\n", output)
+    assert.is_nil(output:find("time=", 1, true))
+  end)
+end)
+
 describe("the log of a worker", function()
   it("names who published to nobody, a topic once, and no raw notice", function()
     local app = tidemill.app {

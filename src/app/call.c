@@ -196,6 +196,7 @@ int mill_call_run(const struct mill_call_options *options, struct mill_call_resu
 	bool pair = strchr(options->handler, '/') != NULL;
 	struct mill_load load = {
 		.mode = MILL_LOAD_HANDLERS,
+		.generation = 1,
 		.config_path = MILL_SPAN(path),
 		.call = pair ? MILL_SPAN_NONE : MILL_SPAN(options->handler),
 		.database = options->database ? MILL_SPAN(options->database) : MILL_SPAN_NONE,

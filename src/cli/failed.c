@@ -89,13 +89,16 @@ int mill_cli_failed_list(struct mill_cli *cli)
 
 /* ---- show ------------------------------------------------------------------------------------ */
 
-/* Every column there is, in the order of the table; documents laid out for reading. */
+/* Every column there is, what is looked for first; documents laid out for reading. */
 static const char show_sql[] =
         "select e.key, case when e.key in ('payload', 'headers') then jsonb_pretty(e.value::jsonb)"
         "  else e.value #>> '{}' end"
-        " from {schema}.{table} as q, json_each(row_to_json(q)) as e"
+        " from {schema}.{table} as q,"
+        "  json_each(row_to_json(q)) with ordinality as e(key, value, place)"
         " where q.id = $1::uuid and e.key <> 'errors'"
-        "  and (e.key = 'payload' or e.value::text <> 'null')";
+        "  and (e.key = 'payload' or e.value::text <> 'null')"
+        " order by array_position(array['id', 'topic', 'subscriber', 'status', 'attempts', "
+        "  'error', 'payload'], e.key), e.place";
 
 static const char show_errors_sql[] =
         "select e ->> 'attempt', e ->> 'at', e ->> 'by', e ->> 'error'"

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "core/log.h"
 #include "core/policy.h"
@@ -15,7 +16,8 @@ const struct mill_option mill_cli_options[] = {
 	[DATABASE] = { "database", 0, "DSN",
 	               "the database, whatever the config says: a libpq URI or conninfo" },
 	[LOG_LEVEL] = { "log-level", 0, "LEVEL", "debug, info (default), warn or error" },
-	[LOG_FORMAT] = { "log-format", 0, "FORMAT", "text (default) or json" },
+	[LOG_FORMAT] = { "log-format", 0, "FORMAT",
+	                 "text, json or terminal (default at a terminal)" },
 	[HELP] = { "help", 'h', NULL, "say how a command is used" },
 	{ 0 },
 };
@@ -149,7 +151,7 @@ static int pick(const char *value, const char *option, const char *const *names,
 }
 
 static const char *const levels[] = { "debug", "info", "warn", "error" };
-static const char *const formats[] = { "text", "json" };
+static const char *const formats[] = { "text", "json", "terminal" };
 
 /* What all commands are told. */
 struct shared {
@@ -246,7 +248,8 @@ static int take_word(struct mill_cli *cli, const char *word, struct mill_err *er
 static int read_environment(struct shared *shared, struct mill_err *err)
 {
 	const char *level = getenv(LEVEL_VARIABLE), *format = getenv(FORMAT_VARIABLE);
-	int picked_level = MILL_LOG_INFO, picked_format = MILL_LOG_TEXT;
+	int picked_level = MILL_LOG_INFO;
+	int picked_format = isatty(STDERR_FILENO) ? MILL_LOG_TERMINAL : MILL_LOG_TEXT;
 	if (level != NULL && level[0] != 0)
 		picked_level = pick(level, LEVEL_VARIABLE, levels, MILL_COUNT(levels), err);
 	if (picked_level >= 0 && format != NULL && format[0] != 0)

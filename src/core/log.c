@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -147,22 +148,31 @@ static bool needs_quotes(const char *text, size_t len)
 	return false;
 }
 
+/* Its value as text; a number is written to `digits`. Without data: it is to be left out. */
+static struct mill_span value_of(const struct mill_field *field, char digits[40])
+{
+	if (field->kind == MILL_FIELD_INT) {
+		int len = snprintf(digits, 40, "%lld", (long long)field->integer);
+		return (struct mill_span){ digits, (size_t)len };
+	}
+	if (field->kind == MILL_FIELD_NUMBER) {
+		int len = snprintf(digits, 40, "%.6g", isfinite(field->number) ? field->number : 0);
+		return (struct mill_span){ digits, (size_t)len };
+	}
+	if (field->text == NULL)
+		return MILL_SPAN_NONE;
+	return (struct mill_span){ field->text, field->text_len == SIZE_MAX ? strlen(field->text)
+		                                                            : field->text_len };
+}
+
 static void append_field(struct mill_buffer *line, const struct mill_field *field)
 {
 	char digits[40];
-	const char *text = digits;
-	size_t len = 0;
-	if (field->kind == MILL_FIELD_INT) {
-		len = (size_t)snprintf(digits, sizeof(digits), "%lld", (long long)field->integer);
-	} else if (field->kind == MILL_FIELD_NUMBER) {
-		double number = isfinite(field->number) ? field->number : 0;
-		len = (size_t)snprintf(digits, sizeof(digits), "%.6g", number);
-	} else {
-		if (field->text == NULL)
-			return;
-		text = field->text;
-		len = field->text_len == SIZE_MAX ? strlen(text) : field->text_len;
-	}
+	struct mill_span value = value_of(field, digits);
+	const char *text = value.data;
+	size_t len = value.len;
+	if (text == NULL)
+		return;
 	bool json = line_format == MILL_LOG_JSON;
 	bool quoted = field->kind == MILL_FIELD_TEXT && (json || needs_quotes(text, len));
 	mill_buffer_text(line, json ? ",\"" : " ");
@@ -176,6 +186,97 @@ static void append_field(struct mill_buffer *line, const struct mill_field *fiel
 		mill_buffer_bytes(line, text, len);
 	if (quoted)
 		mill_buffer_text(line, "\"");
+}
+
+/* ---- for a person at a terminal ------------------------------------------------------------ */
+
+/* As it is, but for what a terminal would obey; further lines are indented. */
+static void append_readable(struct mill_buffer *line, struct mill_span value)
+{
+	for (size_t i = 0; i < value.len; i++) {
+		const char *at = value.data + i;
+		if (*at == '\n')
+			mill_buffer_text(line, "\n    ");
+		else if (*at == '\t')
+			mill_buffer_text(line, "  ");
+		else if ((unsigned char)*at < 0x20 || *at == 0x7F)
+			append_escaped(line, at, 1);
+		else
+			mill_buffer_bytes(line, at, 1);
+	}
+}
+
+enum place { FIRST, IN_LINE, LAST_IN_LINE, BELOW };
+
+/* What a person looks for comes first, what is there to be copied last, and tracebacks below. */
+static enum place place_of(const char *event, const struct mill_field *field)
+{
+	char digits[40];
+	struct mill_span value = value_of(field, digits);
+	if (strcmp(event, "log") == 0 && strcmp(field->name, "text") == 0)
+		return FIRST;
+	if (strcmp(field->name, "message_id") == 0)
+		return LAST_IN_LINE;
+	return value.data != NULL && memchr(value.data, '\n', value.len) != NULL ? BELOW : IN_LINE;
+}
+
+static void append_fields(struct mill_buffer *line, const char *event,
+                          const struct mill_field *fields, enum place place)
+{
+	char digits[40];
+	for (const struct mill_field *field = fields; field->kind != MILL_FIELD_END; field++) {
+		if (place_of(event, field) != place)
+			continue;
+		if (place == BELOW) {
+			mill_buffer_text(line, "\n    ");
+			mill_buffer_text(line, field->name);
+			mill_buffer_text(line, ": ");
+		}
+		if (place == BELOW || place == FIRST)
+			append_readable(line, value_of(field, digits));
+		else
+			append_field(line, field);
+	}
+}
+
+static void append_for_person(struct mill_buffer *line, enum mill_log_level level,
+                              const char *event, const struct mill_field *fields)
+{
+	time_t now = time(NULL);
+	struct tm local;
+	char clock[16];
+	strftime(clock, sizeof(clock), "%H:%M:%S ", localtime_r(&now, &local));
+	mill_buffer_text(line, clock);
+	if (level != MILL_LOG_INFO) {
+		mill_buffer_text(line, level_names[level]);
+		mill_buffer_text(line, " ");
+	}
+	if (strcmp(event, "log") != 0)
+		mill_buffer_text(line, event);
+	append_fields(line, event, fields, FIRST);
+	append_fields(line, event, fields, IN_LINE);
+	append_fields(line, event, fields, LAST_IN_LINE);
+	append_fields(line, event, fields, BELOW);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+static void append_for_program(struct mill_buffer *line, enum mill_log_level level,
+                               const char *event, const struct mill_field *fields)
+{
+	bool json = line_format == MILL_LOG_JSON;
+	char time[25];
+	mill_clock_text(time);
+	mill_buffer_text(line, json ? "{\"time\":\"" : "time=");
+	mill_buffer_text(line, time);
+	mill_buffer_text(line, json ? "\",\"level\":\"" : " level=");
+	mill_buffer_text(line, level_names[level]);
+	mill_buffer_text(line, json ? "\",\"event\":\"" : " event=");
+	mill_buffer_text(line, event);
+	if (json)
+		mill_buffer_text(line, "\"");
+	for (const struct mill_field *field = fields; field->kind != MILL_FIELD_END; field++)
+		append_field(line, field);
 }
 
 /*
@@ -210,23 +311,14 @@ void mill_log_write(enum mill_log_level level, const char *event, const struct m
 {
 	if (level < threshold)
 		return;
-	char time[25];
-	mill_clock_text(time);
 	struct mill_buffer line = { 0 };
-	bool json = line_format == MILL_LOG_JSON;
-	mill_buffer_text(&line, json ? "{\"time\":\"" : "time=");
-	mill_buffer_text(&line, time);
-	mill_buffer_text(&line, json ? "\",\"level\":\"" : " level=");
-	mill_buffer_text(&line, level_names[level]);
-	mill_buffer_text(&line, json ? "\",\"event\":\"" : " event=");
-	mill_buffer_text(&line, event);
-	if (json)
-		mill_buffer_text(&line, "\"");
-	for (const struct mill_field *field = fields; field->kind != MILL_FIELD_END; field++)
-		append_field(&line, field);
+	if (line_format == MILL_LOG_TERMINAL)
+		append_for_person(&line, level, event, fields);
+	else
+		append_for_program(&line, level, event, fields);
 	if (lost > 0)
 		append_field(&line, &MILL_INT("lines_lost", lost));
-	mill_buffer_text(&line, json ? "}\n" : "\n");
+	mill_buffer_text(&line, line_format == MILL_LOG_JSON ? "}\n" : "\n");
 	lost = write_line(&line) ? 0 : lost + 1;
 	mill_buffer_free(&line);
 }

@@ -12,7 +12,8 @@
 #include "core/err.h"
 
 enum mill_log_level { MILL_LOG_DEBUG, MILL_LOG_INFO, MILL_LOG_WARN, MILL_LOG_ERROR };
-enum mill_log_format { MILL_LOG_TEXT, MILL_LOG_JSON };
+/* TERMINAL: laid out for reading, a local time, a traceback in lines of its own. */
+enum mill_log_format { MILL_LOG_TEXT, MILL_LOG_JSON, MILL_LOG_TERMINAL };
 
 enum mill_field_kind { MILL_FIELD_END, MILL_FIELD_TEXT, MILL_FIELD_INT, MILL_FIELD_NUMBER };
 
