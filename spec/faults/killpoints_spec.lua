@@ -221,13 +221,13 @@ describe("an executor killed from outside", function()
   end)
 
   it("while handlers wait: nobody has spent anything", function()
-    local app = witness.app { body = 'witness.wait_for "go"', config = { lease_secs = 300 } }
+    -- Asleep, and not now and then on the processor to look.
+    local app = witness.app { body = 'witness.sleep_unless "go"', config = { lease_secs = 300 } }
     app:start()
     local ids = witness.publish(app, 10)
     witness.wait_until_begun(app, 10)
-    witness.signal(witness.runs(app)[1].executor, KILL)
-    witness.wait_until_begun(app, 20)
     app:write("go", "")
+    witness.signal(witness.runs(app)[1].executor, KILL)
     prove(app, ids, { attempts = 1, refunds = 10, reclaims = 0, runs = 20 })
   end)
 

@@ -76,6 +76,15 @@ function witness.wait_for(name)
   end
 end
 
+-- Sleeps for longer than any spec lasts, unless the file `name` is there.
+function witness.sleep_unless(name)
+  local file = io.open(name)
+  if not file then
+    return tidemill.sleep(3600)
+  end
+  file:close()
+end
+
 -- Holds the processor until the spec makes the file `name`.
 function witness.hold_until(name)
   while true do
