@@ -20,7 +20,8 @@ static char *app_name(const char *folder)
 	                            "_-.";
 	char *path = realpath(folder, NULL);
 	const char *slash = path ? strrchr(path, '/') : NULL;
-	char *name = mill_strndup(slash ? slash + 1 : "", APP_MAX);
+	const char *own = slash ? slash + 1 : "";
+	char *name = mill_strndup(own, strnlen(own, APP_MAX));
 	char *end = name;
 	for (const char *at = name; *at; at++)
 		if (strchr(plain, *at) != NULL)
