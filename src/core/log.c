@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/digest.h"
 #include "core/frame.h"
 
 #define PATIENCE_MS 100
@@ -73,18 +74,10 @@ bool mill_log_gate(struct mill_log_gate *gate, unsigned every_secs, uint64_t *sk
 	return true;
 }
 
-static uint64_t digest_of(const char *text, size_t len)
-{
-	uint64_t digest = 0xcbf29ce484222325u; /* FNV-1a */
-	for (size_t i = 0; i < len; i++)
-		digest = (digest ^ (unsigned char)text[i]) * 0x100000001b3u;
-	return digest;
-}
-
 bool mill_log_gates(struct mill_log_gates *gates, const char *text, size_t len, unsigned every_secs,
                     uint64_t *skipped)
 {
-	uint64_t digest = digest_of(text, len), now = mill_clock_ns();
+	uint64_t digest = mill_digest_more(MILL_DIGEST_BEGIN, text, len), now = mill_clock_ns();
 	size_t found = MILL_LOG_GATES;
 	for (size_t i = 0; i < MILL_LOG_GATES; i++) {
 		const struct mill_log_gate *gate = &gates->places[i].gate;

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "core/digest.h"
 #include "core/embedded.h"
 #include "core/frame.h"
 #include "core/policy.h"
@@ -49,12 +50,8 @@ static const struct mill_embedded *file_of(int version)
  */
 static char *checksum_of(const struct mill_embedded *file)
 {
-	uint64_t hash = UINT64_C(0xcbf29ce484222325);
-	for (size_t i = 0; i < file->len; i++) {
-		hash ^= file->data[i];
-		hash *= UINT64_C(0x100000001b3);
-	}
-	return mill_sprintf("%016" PRIx64, hash);
+	return mill_sprintf("%016" PRIx64,
+	                    mill_digest_more(MILL_DIGEST_BEGIN, file->data, file->len));
 }
 
 static char *fill(const char *sql, const struct mill_migrate_options *options)
